@@ -65,10 +65,7 @@ func TestEveryday(t *testing.T) {
 		{name: "a job that writes", args: sh(writes), code: 1, line: noWrite},
 		{name: "a job that writes, -w", args: append([]string{"-w"}, sh(writes+" && cat made")...), stdout: `^x$`},
 		{name: "a job that writes in a private directory", setup: `chmod 700 .`, args: append([]string{"-w"}, sh(writes+" && cat made")...), stdout: `^x$`},
-		{name: "touch", args: []string{"touch", "new"}, code: 1, line: noWrite},
-		{name: "make that writes", setup: `printf 'out:\n\techo x >out\n' >Makefile`, args: []string{"make"}, code: 2, line: noWrite},
 		{name: "make that writes, -w", setup: `printf 'out:\n\techo x >out\n' >Makefile`, args: []string{"-w", "make", "-j2"}},
-		{name: "gcc -o", setup: `echo 'int main(void) { return 0; }' >a.c`, args: []string{"gcc", "-o", "a", "a.c"}, code: 1, line: noWrite},
 		{name: "gcc -o, -w", setup: `echo 'int main(void) { return 0; }' >a.c`, args: append([]string{"-w"}, sh("gcc -o a a.c && ./a && echo linked")...), stdout: `^linked$`},
 		{name: "sqlite, -w", args: []string{"-w", "python3", "-c", "import sqlite3; c = sqlite3.connect('db'); c.execute('create table t (x)'); c.commit(); print('stored')"}, stdout: `^stored$`},
 		{name: "npm install without network, -w", setup: `echo '{"name": "x", "version": "1.0.0"}' >package.json`, args: []string{"-w", "npm", "install", "--offline", "--no-audit", "--no-fund"}},
@@ -88,9 +85,6 @@ func TestEveryday(t *testing.T) {
 		{name: "from the home directory", dir: "../home", setup: `mkdir -p $HOME`, args: []string{"true"}, code: 125, line: `error: .* is a home directory, with its keys and tokens; --cwd none starts in an empty directory; --ro-bind NAME shows a file or a directory of it`},
 		{name: "from the home directory, --cwd none", dir: "../home", setup: `mkdir -p $HOME`, args: []string{"--cwd", "none", "pwd"}, stdout: `^/home/sandbox$`},
 		{name: "from the home directory, a file of it", dir: "../home", setup: `mkdir -p $HOME; echo text >$HOME/f`, args: []string{"--cwd", "none", "--ro-bind", "f", "cat", "HOME/f"}, stdout: `^text$`},
-		{name: "from /", dir: "/", args: []string{"true"}, code: 125, line: `error: the current directory is /, which contains the whole host; --cwd none .*`},
-		{name: "from /, --cwd none", dir: "/", args: []string{"--cwd", "none", "ls", "-A"}},
-		{name: "from /tmp", dir: "/tmp", args: []string{"true"}, code: 125, line: `error: the current directory is /tmp, and the sandbox has its own; --cwd none .*; --ro-bind . shows this one`},
 		{name: "nothing of the current directory", setup: `echo text >f`, args: []string{"--cwd", "none", "cat", "f"}, code: 1, line: `hint: if it was to read the current directory, it could not: its home is empty; --ro-bind NAME .*`},
 
 		// Programs found by PATH.

@@ -29,18 +29,13 @@ func TestExecCodes(t *testing.T) {
 		says    string // on stderr
 	}{
 		{[]string{"sh", "-c", "exit 42"}, 42, "exited", ""},
-		{[]string{"false"}, 1, "exited", ""},
-		{[]string{"true"}, 0, "exited", ""},
 		{[]string{"/tmp/script"}, 8, "exited", ""}, // /bin/sh runs it, as with execvp(3)
 		{[]string{"no-such-command"}, 127, "start-failed", "no-such-command"},
-		{[]string{"/no/such/command"}, 127, "start-failed", "/no/such/command"},
 		{[]string{""}, 127, "start-failed", ""},
 		{[]string{"/tmp/not-executable"}, 126, "start-failed", "/tmp/not-executable"},
 		{[]string{"/tmp/dir"}, 126, "start-failed", "/tmp/dir"},
 		{[]string{"sh", "-c", "kill -SEGV $$"}, 128 + 11, "signaled", ""},
-		{[]string{"sh", "-c", "kill -KILL $$"}, 128 + 9, "signaled", ""},
 		{[]string{"sh", "-c", "exit 124"}, 124, "exited", ""},
-		{[]string{"sh", "-c", "exit 137"}, 137, "exited", ""},
 		{[]string{"bash", "-c", "read -t 1 x; echo $?"}, 0, "exited", ""},
 	} {
 		r := b.Exec(harness.Options{}, nil, c.command...).Expect(t, c.code, c.cause)

@@ -223,32 +223,6 @@ func TestPutCommand(t *testing.T) {
 	harness.Run(t, harness.Options{Bare: true}, "--cwd", "none", "--put", program+":prog", "./other").Exits(t, 127).ErrHas(t, `command "./other": no such file`)
 }
 
-// In a linked working tree and in a submodule of git, the hint names the flag that shows the repository, and with that
-// flag the command works.
-func TestGitWorktreeHint(t *testing.T) {
-	t.Parallel()
-	dir := harness.SharedDir(t)
-	setup := exec.Command("sh", "-e", "-c", `git init -q repo; cd repo
-git config user.name me; git config user.email me@example.org; git commit -q --allow-empty -m first; git worktree add -q ../tree
-cd ..; git init -q super; cd super; git config user.name me; git config user.email me@example.org
-git -c protocol.file.allow=always submodule --quiet add ../repo sub; git commit -q -m sub`)
-	setup.Dir = dir
-	setup.Env = append(os.Environ(), "GIT_CONFIG_GLOBAL=/dev/null")
-	setup.Stderr = os.Stderr
-	runHere(t, setup)
-	git := []string{"--env", "GIT_CONFIG_COUNT=1", "--env", "GIT_CONFIG_KEY_0=safe.directory", "--env", "GIT_CONFIG_VALUE_0=*"}
-	for _, tt := range []struct{ in, flag, value string }{{"tree", "--ro-bind", dir + "/repo/.git"}, {"super/sub", "--cwd-root", dir + "/super"}} {
-		command := func(flags ...string) []string { return append(append(flags, git...), "git", "log", "--format=%s") }
-		r, text := harness.Said(t, func(o harness.Options) *harness.Process {
-			o.Dir = filepath.Join(dir, tt.in)
-			return harness.Start(t, o, command()...)
-		})
-		want := "sbxrun: hint: the repository of this working tree or submodule is not shown; " + tt.flag + " " + tt.value + " shows it\n"
-		check.That(t, r.ExitCode == 128 && strings.HasSuffix(text, want), "%s: exit code %d, %q; want %q", tt.in, r.ExitCode, text, want)
-		harness.Run(t, harness.Options{Dir: filepath.Join(dir, tt.in)}, command(tt.flag, tt.value)...).Expect(t, 0, "exited").Out(t, "first\n")
-	}
-}
-
 // If the path of the current directory contains symbolic links, the sandbox has them, too.
 func TestLinkedWorkdir(t *testing.T) {
 	t.Parallel()
@@ -262,60 +236,5 @@ func TestLinkedWorkdir(t *testing.T) {
 			got := strings.TrimSpace(string(r.Stdout))
 			check.That(t, got == dir+"/var/home/me/project", "%s, %q: %s%s", name, flags, got, r.Stderr)
 		}
-	}
-}
-
-// The hint for an operation that fails in a sandbox names a command that works instead.
-func TestInsteadHints(t *testing.T) {
-	t.Parallel()
-	dir := harness.SharedDir(t)
-	setup := exec.Command("sh", "-e", "-c", `git init -q repo; cd repo; mkdir old; echo x >old/file; git add old
-git -c user.name=me -c user.email=me@example.org commit -q -m first; cd ..; mkdir shared; chmod 2775 shared; mkdir shared/a; chmod -R a+rwX .`)
-	setup.Dir = dir
-	setup.Env = append(os.Environ(), "GIT_CONFIG_GLOBAL=/dev/null")
-	runHere(t, setup)
-	git := []string{"--env", "GIT_CONFIG_COUNT=1", "--env", "GIT_CONFIG_KEY_0=safe.directory", "--env", "GIT_CONFIG_VALUE_0=*"}
-	for _, tt := range []struct {
-		in      string
-		flags   []string
-		fails   []string
-		hint    string
-		instead string
-	}{
-		{"repo", append([]string{"--cwd", "overlay"}, git...), []string{"git", "mv", "old", "new"}, "mv OLD NEW && git add -A copies it instead", "mv old new && git add -A && git status --short"},
-		{"shared", []string{"-w"}, []string{"cp", "-a", "a", "b"}, "cp -a --no-preserve=mode copies without it", "cp -a --no-preserve=mode a c && ls c"},
-	} {
-		o := harness.Options{Dir: filepath.Join(dir, tt.in)}
-		r, text := harness.Said(t, func(at harness.Options) *harness.Process {
-			at.Dir = o.Dir
-			return harness.Start(t, at, append(tt.flags[:len(tt.flags):len(tt.flags)], tt.fails...)...)
-		})
-		check.That(t, r.ExitCode != 0 && strings.HasSuffix(text, tt.hint+"\n"), "%q: exit code %d, %q", tt.fails, r.ExitCode, text)
-		r = harness.Run(t, o, append(tt.flags[:len(tt.flags):len(tt.flags)], "sh", "-c", tt.instead)...).Expect(t, 0, "exited")
-	}
-}
-
-// If a program or its interpreter is behind links that lead to hidden directories, the hint names the flags that show
-// all of them, and with these flags the program works.
-func TestLinkedProgramHints(t *testing.T) {
-	t.Parallel()
-	dir := harness.SharedDir(t)
-	setup := exec.Command("sh", "-e", "-c", `program() { mkdir -p "${1%/*}"; printf '#!/bin/sh\necho ran\n' >"$1"; chmod 755 "$1"; }
-program base/py/bin/python3; program ps/7/pwsh; mkdir -p project/.venv/bin links/bin opt/venv/bin
-ln -s "$PWD/base/py/bin/python3" project/.venv/bin/python3; ln -s ../../../links/pwsh project/pwsh; ln -s ../links/pwsh project/leaves
-ln -s "$PWD/ps/7/pwsh" links/pwsh; ln -s "$PWD/base/py/bin/python3" opt/venv/bin/python
-printf '#!%s/opt/venv/bin/python\n' "$PWD" >project/script; chmod 755 project/script`)
-	setup.Dir = dir
-	runHere(t, setup)
-	for _, name := range []string{"./.venv/bin/python3", "./leaves", "./script"} {
-		o := harness.Options{Dir: filepath.Join(dir, "project"), Bare: true}
-		r := harness.Run(t, o, name)
-		_, hint, ok := strings.Cut(string(r.Stderr), "--ro-bind ")
-		if r.ExitCode == 0 || !ok {
-			t.Errorf("%s: exit code %d, %s", name, r.ExitCode, r.Stderr)
-			continue
-		}
-		flags := strings.Fields("--ro-bind " + hint)
-		harness.Run(t, o, append(flags, name)...).Exits(t, 0).Out(t, "ran\n")
 	}
 }

@@ -150,7 +150,8 @@ func TestStateReadOnly(t *testing.T) {
 	e.gone(settle)
 }
 
-// Commands refuse a state directory that others can access, or that the caller cannot enter.
+// Commands refuse a state directory that others can access, or that the caller cannot enter. TestAnotherUser has those of
+// other owners.
 func TestStateDenied(t *testing.T) {
 	e := newEnv(t)
 	b := e.start(nil, stays...)
@@ -168,12 +169,7 @@ func TestStateDenied(t *testing.T) {
 		check.Must(t, os.Chmod(e.state, mode))
 		refuse(mode.String())
 	}
-	if harness.Root() {
-		check.Must(t, os.Chmod(e.state, 0o700))
-		check.Must(t, os.Chown(e.state, 1000, 1000))
-		refuse("another owner")
-		check.Must(t, os.Chown(e.state, 0, 0))
-	} else {
+	if !harness.Root() {
 		check.Must(t, os.Chmod(e.state, 0))
 		refuse("no permission")
 		check.Must(t, os.Chmod(e.state, 0o700))
@@ -351,11 +347,7 @@ func badRecords(id harness.Identity) map[string]map[string]any {
 		"version":     record(func(r map[string]any) { r["version"] = 2 }),
 		"other id":    record(func(r map[string]any) { r["id"] = "ffffffffffffffff" }),
 		"path as id":  record(func(r map[string]any) { r["id"] = "../../../../etc" }),
-		"path":        record(func(r map[string]any) { r["name"] = "../../x" }),
-		"phase":       record(func(r map[string]any) { r["phase"] = "\x1b[2J" }),
-		"ended":       record(func(r map[string]any) { r["phase"] = "ended" }),
 		"report":      record(func(r map[string]any) { r["report"] = map[string]any{} }),
-		"no phase":    record(func(r map[string]any) { delete(r, "phase") }),
 		"start below": record(func(r map[string]any) { r["init"] = map[string]any{"pid": id.PID, "start_time": -1} }),
 	}
 	for _, n := range []any{0, 1, -1, -id.PID, 4194305, 1 << 31, 1 << 32, 1<<32 + id.PID, 1e300, "12", nil, true} {
