@@ -287,6 +287,32 @@ func TestWriteNew(t *testing.T) {
 	check.That(t, err == nil && len(names) == 3 && string(b) == "text" && readErr == nil, "%v %v, %q %v", names, err, b, readErr)
 }
 
+// Large files are copied by the kernel, within a file system and between two; small ones are not.
+func TestSpan(t *testing.T) {
+	dir := t.TempDir()
+	elsewhere, err := os.MkdirTemp("/dev/shm", "sbxrun-test-")
+	must(t, err)
+	defer os.RemoveAll(elsewhere)
+	text := bytes.Repeat([]byte("0123456789abcdef"), 20_000)
+	for _, tt := range []struct {
+		dir         string
+		size        int
+		first, last int // ways
+	}{{dir, 320_000, inFileSystem, inFileSystem}, {elsewhere, 320_000, inFileSystem, inKernel}, {dir, 1000, byUs, byUs}} {
+		must(t, os.WriteFile(dir+"/in", text[:tt.size], 0o600))
+		in, err := os.Open(dir + "/in")
+		must(t, err)
+		out, err := os.Create(tt.dir + "/out")
+		must(t, err)
+		var moved atomic.Int64
+		way, err := span(t.Context(), int(out.Fd()), int(in.Fd()), 0, int64(tt.size), &moved)
+		check.That(t, err == nil && way >= tt.first && way <= tt.last && moved.Load() == int64(tt.size), "%s, %d: by way %d, %d, %v", tt.dir, tt.size, way, moved.Load(), err)
+		must(t, in.Close(), out.Close())
+		b, err := os.ReadFile(tt.dir + "/out")
+		check.That(t, bytes.Equal(b, text[:tt.size]) && err == nil, "%s: %d bytes, %v", tt.dir, len(b), err)
+	}
+}
+
 // Concurrent removals of the same directory succeed, as of volume rm and cleanup.
 func TestRemoveTogether(t *testing.T) {
 	t.Parallel()

@@ -213,11 +213,8 @@ func TestKeptOutput(t *testing.T) {
 		check.That(t, status == http.StatusAccepted || strings.Contains(string(b), `"started":false`), "%s", b)
 		return status, c.ID
 	}
-	status, b := s.ask(http.MethodPost, "/v1/sessions", api.NewSession{})
-	var session api.Session
-	err := json.Unmarshal(b, &session)
-	check.Require(t, err == nil && status == http.StatusCreated, "%d %s", status, b)
-	processes := "/v1/sessions/" + session.ID + "/processes"
+	session := s.session(`{}`)
+	processes := session + "/processes"
 	status, first := begin("/v1/calls", "sleep 1234", 2<<20)
 	check.Require(t, status == http.StatusAccepted, "%v", status)
 	status, _ = begin(processes, "sleep 1234", 1<<20)
@@ -234,7 +231,7 @@ func TestKeptOutput(t *testing.T) {
 	status, _ = begin("/v1/calls", "true", 1000)
 	check.That(t, status == http.StatusConflict, "more calls than may be kept: %d", status)
 	// The session's end removes its processes.
-	s.answers(http.StatusOK, "", http.MethodDelete, "/v1/sessions/"+session.ID, nil)
+	s.answers(http.StatusOK, "", http.MethodDelete, session, nil)
 	status, _ = begin("/v1/calls", "true", 1000)
 	check.That(t, status == http.StatusAccepted, "%v", status)
 }
@@ -256,11 +253,7 @@ func TestLargeForNothing(t *testing.T) {
 	}
 	check.That(t, kept == "1 2 small " && refused == "3 4 5 huge ", "kept %q, refused %q", kept, refused)
 	long := api.Call{Argv: []string{"true", strings.Repeat("x", 100_000)}}
-	status, b := s.ask(http.MethodPost, "/v1/calls", long)
-	var c api.CallStatus
-	err := json.Unmarshal(b, &c)
-	check.Require(t, err == nil && status == http.StatusAccepted, "%d %s", status, b)
-	status, b = s.ask(http.MethodGet, "/v1/calls/"+c.ID+"?wait_ms=60000", nil)
+	status, b := s.ask(http.MethodGet, "/v1/calls/"+s.statusOf(long).ID, nil)
 	check.That(t, status == 200 && len(b) >= 100_000, "%d, %d bytes", status, len(b))
 	status, b = s.ask(http.MethodGet, "/v1/calls", nil)
 	check.That(t, status == 200 && len(b) <= 10_000 && strings.Contains(string(b), `"exit_code":0`), "%d %.300s", status, b)
@@ -271,10 +264,7 @@ func TestLargeForNothing(t *testing.T) {
 func TestProcessesKept(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "[calls]\nmost = 1\nkeep = \"1ms\"\n")
-	var session api.Session
-	status, b := s.ask(http.MethodPost, "/v1/sessions", api.NewSession{})
-	check.Require(t, status == http.StatusCreated && json.Unmarshal(b, &session) == nil, "%d %s", status, b)
-	processes := "/v1/sessions/" + session.ID + "/processes"
+	processes := s.session(`{}`) + "/processes"
 	for range 3 {
 		// The previous process expires when the next one comes.
 		harness.Until(t, harness.Bound, "a place", func() bool {

@@ -418,16 +418,8 @@ func TestMCPLeaves(t *testing.T) {
 	t.Parallel()
 	s := serve(t, cold)
 	headers := s.hello()
-	ctx, cancel := context.WithCancel(t.Context())
-	gone := make(chan struct{})
-	go func() {
-		defer close(gone)
-		status, b, _, err := s.try(ctx, http.MethodPost, "/mcp", `{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"run_command","arguments":{"command":"setsid sleep 4322 & sleep 4322; true"}}}`, headers...)
-		check.That(t, ctx.Err() != nil, "%d %s %v", status, b, err)
-	}()
-	s.busy(2, "sleep 4322")
-	cancel()
-	<-gone
+	const call = `{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"run_command","arguments":{"command":"setsid sleep 4322 & sleep 4322; true"}}}`
+	s.begin(2, "sleep 4322", "/mcp", call, headers...)()
 	s.idle()
 	s.logs(`"cause":"canceled"`)
 }

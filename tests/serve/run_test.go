@@ -355,16 +355,7 @@ func testClientLeaves(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
 	for _, path := range []string{"/v1/run", "/v1/run?stream=1"} {
-		ctx, cancel := context.WithCancel(t.Context())
-		gone := make(chan struct{})
-		go func() {
-			defer close(gone)
-			code, body, _, err := s.try(ctx, http.MethodPost, path, sh("setsid sleep 1234 & trap '' TERM; sleep 1234; sleep 1234"))
-			check.That(t, ctx.Err() != nil, "%s has ended before it was left: %d %s, %v", path, code, body, err)
-		}()
-		s.busy(2, "sleep 1234")
-		cancel()
-		<-gone
+		s.begin(2, "sleep 1234", path, sh("setsid sleep 1234 & trap '' TERM; sleep 1234; sleep 1234"))()
 		s.idle()
 	}
 	harness.Until(t, harness.Bound, "the log", func() bool { return strings.Count(s.log.String(), `"cause":"canceled"`) == 2 })
@@ -430,19 +421,12 @@ func TestAnswerMemory(t *testing.T) {
 func TestBuffers(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "[tenant]\nbuffers = \"5M\"\n")
-	ctx, cancel := context.WithCancel(t.Context())
-	gone := make(chan struct{})
-	go func() {
-		defer close(gone)
-		_, _, _, _ = s.try(ctx, http.MethodPost, "/v1/run", sh("exec sleep 1234"))
-	}()
-	s.busy(1, "sleep 1234")
+	leave := s.begin(1, "sleep 1234", "/v1/run", sh("exec sleep 1234"))
 	s.refuses(api.Quota, http.MethodPost, "/v1/run", sh("true"))
 	small := sh("echo small")
 	small.Limits.MaxOutput = 1000
 	s.prints("/v1/run", small, "small\n")
-	cancel()
-	<-gone
+	leave()
 	s.idle()
 	// It is released a moment after its processes have ended.
 	var status int
@@ -511,17 +495,10 @@ func TestBusy(t *testing.T) {
 	t.Parallel()
 	for config, want := range map[string]int{"[tenant]\nconcurrency = 1\nqueue = 0\n": 429, "places = 1\n[tenant]\nqueue = 0\n": 503} {
 		s := serve(t, config)
-		ctx, cancel := context.WithCancel(t.Context())
-		gone := make(chan struct{})
-		go func() {
-			defer close(gone)
-			_, _, _, _ = s.try(ctx, http.MethodPost, "/v1/run", sh("sleep 4321"))
-		}()
-		s.busy(1, "sleep 4321")
+		leave := s.begin(1, "sleep 4321", "/v1/run", sh("sleep 4321"))
 		status, b, h, err := s.try(t.Context(), http.MethodPost, "/v1/run", sh("true"))
 		check.That(t, err == nil && status == want && h.Get("Retry-After") != "" && strings.Contains(string(b), `"started":false`), "%d %s %v, want %d", status, b, err, want)
-		cancel()
-		<-gone
+		leave()
 		s.idle()
 	}
 }
@@ -920,15 +897,7 @@ func TestKeyOutlivesConnection(t *testing.T) {
 	session := s.session(`{}`)
 	for path, key := range map[string]string{"/v1/run": "a", session + "/exec": "b"} {
 		call := sh("echo begun >&2; sleep 3; cat /proc/sys/kernel/random/uuid")
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			_, _, _, _ = s.try(ctx, http.MethodPost, path, call, "Idempotency-Key", key)
-		}()
-		s.busy(1, "sleep 3")
-		cancel()
-		<-done
+		s.begin(1, "sleep 3", path, call, "Idempotency-Key", key)()
 		status, b := s.ask(http.MethodPost, path, call, "Idempotency-Key", key)
 		var a api.Answer
 		err := json.Unmarshal(b, &a)

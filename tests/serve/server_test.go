@@ -143,6 +143,24 @@ func (s *server) killBy(sig unix.Signal) {
 	s.client.CloseIdleConnections()
 }
 
+// begin starts a call, and returns when n processes have a command line that begins with the text. leave disconnects,
+// before which there must be no answer.
+func (s *server) begin(n int, text, path string, body any, headers ...string) (leave func()) {
+	s.t.Helper()
+	ctx, cancel := context.WithCancel(s.t.Context())
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		status, b, _, err := s.try(ctx, http.MethodPost, path, body, headers...)
+		check.That(s.t, ctx.Err() != nil, "%s is answered before it was left: %d %s, %v", path, status, b, err)
+	}()
+	s.busy(n, text)
+	return func() {
+		cancel()
+		<-gone
+	}
+}
+
 // idle waits until nothing runs below the server.
 func (s *server) idle() {
 	s.t.Helper()

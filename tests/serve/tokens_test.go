@@ -61,10 +61,11 @@ func overTCP(t *testing.T, config string, tenants ...string) (*server, string) {
 	return s, address
 }
 
+// post posts a call to a URL.
 func post(t *testing.T, client *http.Client, url, token string, call api.Call) (int, []byte) {
 	t.Helper()
 	b := harness.JSON(t, call)
-	q, err := http.NewRequest(http.MethodPost, url+"/v1/run", bytes.NewReader(b))
+	q, err := http.NewRequest(http.MethodPost, url, bytes.NewReader(b))
 	check.Must(t, err)
 	q.Header.Set("Content-Type", "application/json")
 	if token != "" {
@@ -85,7 +86,7 @@ func TestTokens(t *testing.T) {
 	client := &http.Client{Timeout: harness.Bound}
 	defer client.CloseIdleConnections()
 	for token, want := range map[string]int{"": 401, "wrong": 401, "big": 401, "big-token": 200, "small-token": 200} {
-		status, b := post(t, client, "http://"+address, token, sh("sleep 0.2"))
+		status, b := post(t, client, "http://"+address+"/v1/run", token, sh("sleep 0.2"))
 		check.That(t, status == want && (status != 401 || strings.Contains(string(b), `"code":"auth"`)), "%q: %d %s", token, status, b)
 		check.That(t, status != 200 || strings.Contains(string(b), `"cause":"timeout"`) == (token == "small-token"), "%q: %s", token, b)
 	}
@@ -96,30 +97,22 @@ func TestTokens(t *testing.T) {
 		check.That(t, r.StatusCode == 401, "%s: %d", path, r.StatusCode)
 	}
 	// Tenants don't see each other's resources.
-	b := harness.JSON(t, sh("sleep 1000"))
-	q, err := http.NewRequest(http.MethodPost, "http://"+address+"/v1/calls", bytes.NewReader(b))
-	check.Must(t, err)
-	q.Header.Set("Content-Type", "application/json")
-	q.Header.Set("Authorization", "Bearer big-token")
-	r, err := client.Do(q)
-	check.Must(t, err)
-	defer r.Body.Close()
+	_, b := post(t, client, "http://"+address+"/v1/calls", "big-token", sh("sleep 1000"))
 	var c api.CallStatus
-	err = json.NewDecoder(r.Body).Decode(&c)
-	check.Require(t, err == nil && c.ID != "", "%+v %v", c, err)
+	check.Require(t, json.Unmarshal(b, &c) == nil && c.ID != "", "%s", b)
 	s.refuses(api.NoSuchCall, http.MethodGet, "/v1/calls/"+c.ID, nil, "Authorization", "Bearer small-token")
 	s.answers(200, "", http.MethodDelete, "/v1/calls/"+c.ID, nil, "Authorization", "Bearer big-token")
 	// SIGHUP rereads the tokens: a removed one is no longer accepted, and an invalid file changes nothing.
 	tokens(t, filepath.Join(s.dir, "tokens"), "small")
 	_ = s.cmd.Process.Signal(unix.SIGHUP)
 	harness.Until(t, harness.Bound, "the new tokens", func() bool {
-		status, _ := post(t, client, "http://"+address, "big-token", sh("true"))
+		status, _ := post(t, client, "http://"+address+"/v1/run", "big-token", sh("true"))
 		return status == 401
 	})
 	check.Must(t, os.WriteFile(filepath.Join(s.dir, "tokens"), []byte("nonsense"), 0o600))
 	_ = s.cmd.Process.Signal(unix.SIGHUP)
 	s.logs(`"msg":"reload"`)
-	status, b := post(t, client, "http://"+address, "small-token", sh("true"))
+	status, b := post(t, client, "http://"+address+"/v1/run", "small-token", sh("true"))
 	check.That(t, status == 200, "%d %s", status, b)
 }
 
@@ -176,7 +169,7 @@ func TestTLS(t *testing.T) {
 		return client
 	}
 	client := trusting(dir)
-	status, b := post(t, client, "https://"+address, "me-token", sh("echo secure"))
+	status, b := post(t, client, "https://"+address+"/v1/run", "me-token", sh("echo secure"))
 	check.That(t, status == 200 && strings.Contains(string(b), "secure"), "%d %s", status, b)
 	r, err := client.Get("https://" + address + "/healthz")
 	check.Must(t, err)
@@ -190,7 +183,7 @@ func TestTLS(t *testing.T) {
 	}
 	replace("cert")
 	s.logs("tls_cert " + filepath.Join(dir, "cert"))
-	status, b = post(t, trusting(dir), "https://"+address, "me-token", sh("true"))
+	status, b = post(t, trusting(dir), "https://"+address+"/v1/run", "me-token", sh("true"))
 	check.That(t, status == 200, "%d %s", status, b)
 	// Nor does one together with another invalid setting.
 	config := filepath.Join(s.dir, "config.toml")
@@ -198,12 +191,12 @@ func TestTLS(t *testing.T) {
 	check.Must(t, os.WriteFile(config, append(bytes.Clone(right), "\n[overlays]\nnew = \"/usr\"\n[tenants.me]\noverlays = [\"new\"]\n"...), 0o600))
 	replace("key")
 	s.logs("no \\\"new\\\" in [overlays]")
-	status, b = post(t, trusting(dir), "https://"+address, "me-token", sh("true"))
+	status, b = post(t, trusting(dir), "https://"+address+"/v1/run", "me-token", sh("true"))
 	check.That(t, status == 200, "%d %s", status, b)
 	check.Must(t, os.WriteFile(config, right, 0o600))
 	_ = s.cmd.Process.Signal(unix.SIGHUP)
 	s.logs(`"msg":"reloaded"`)
-	status, b = post(t, trusting(renewed), "https://"+address, "me-token", sh("true"))
+	status, b = post(t, trusting(renewed), "https://"+address+"/v1/run", "me-token", sh("true"))
 	check.That(t, status == 200, "%d %s", status, b)
 }
 
