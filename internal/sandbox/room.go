@@ -83,7 +83,7 @@ func accessOf(plan *room.Plan, group *limits.Group, processes limits.Request) st
 // Exec starts a command in the room. env are NAME=VALUE pairs in addition to the room's; dir "" is the room's working
 // directory.
 func (r *Room) Exec(ctx context.Context, args, env []string, dir string, o supervise.Options) (*supervise.Command, error) {
-	u, err := In(&r.Access)
+	u, err := in(&r.Access)
 	if err != nil {
 		return nil, err
 	}

@@ -79,7 +79,7 @@ func Find(name string) (_ *Use, err error) {
 	return u, nil
 }
 
-// In finds the room that r describes. It refuses processes that are not the PID 1 of a room.
+// In finds a room that another program may have described. It refuses a process that is not the PID 1 of a room.
 func In(r *state.Room) (*Use, error) {
 	const none = math.MaxUint32 // for setresuid(2), it means no change
 	switch {
@@ -88,23 +88,23 @@ func In(r *state.Room) (*Use, error) {
 	case r.User.UID == none || r.User.GID == none:
 		return nil, &result.Error{Code: "usage", Message: fmt.Sprintf("user %d:%d of the room: %d is not a valid ID", r.User.UID, r.User.GID, uint32(none))}
 	}
+	u, err := in(r)
+	if err == nil && (!room.Holds(u.Room.PID) || u.Room.Exited()) { // if it has exited, its PID may have been reused
+		u.Close()
+		return nil, &result.Error{Code: "ended", Message: "the room has ended, or Init is not the PID 1 of a room"}
+	}
+	return u, err
+}
+
+func in(r *state.Room) (*Use, error) {
 	init, err := proc.FromPidfd(r.Init)
-	switch {
-	case errors.Is(err, proc.ErrGone), errors.Is(err, os.ErrClosed):
-		return nil, ErrEnded
-	case err != nil:
+	if errors.Is(err, proc.ErrGone) || errors.Is(err, os.ErrClosed) {
+		err = ErrEnded
+	}
+	if err != nil {
 		return nil, err
 	}
-	switch holds := room.Holds(init.PID); {
-	case init.Exited(): // its PID may have been reused
-		err = ErrEnded
-	case !holds:
-		err = &result.Error{Code: "usage", Message: "Init is not the PID 1 of a room"}
-	default:
-		return &Use{Access: *r, Room: init}, nil
-	}
-	init.Close()
-	return nil, err
+	return &Use{Access: *r, Room: init}, nil
 }
 
 // Hold keeps the sandbox from counting as idle. It fails if the sandbox is ending.
