@@ -64,6 +64,7 @@ func (c *handedConn) Close() error {
 type (
 	connKey    struct{} // context key for the connection of a request
 	requestKey struct{} // context key for the request's own context, in a context that outlives it
+	writerKey  struct{} // context key for the writer of the response
 )
 
 func newWeb(s *server) *web {
@@ -109,6 +110,8 @@ func newReverseProxy(t *http.Transport) *httputil.ReverseProxy {
 			if fields(r.Header) > maxFields {
 				return errFields
 			}
+			// Prevent net/http from guessing one. ReverseProxy clears the header after each informational response.
+			r.Request.Context().Value(writerKey{}).(http.ResponseWriter).Header()["Content-Type"] = nil
 			return nil
 		},
 		Transport:    limited{t},
@@ -198,7 +201,6 @@ func (w *web) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		http.Error(rw, "sbxrun: "+errFields.Error(), http.StatusRequestHeaderFieldsTooLarge)
 		return
 	}
-	rw.Header()["Content-Type"] = nil // prevent net/http from guessing one
 	switch {
 	case conn.tunnel != nil:
 		w.within(rw, r, conn.tunnel)
@@ -299,6 +301,7 @@ func (w *web) within(rw http.ResponseWriter, r *http.Request, tunnel *tunneled) 
 // Then, however, the body must end before the handler does: net/http panics if it has to read the rest itself and the
 // connection has another request.
 func forward(by *httputil.ReverseProxy, rw http.ResponseWriter, r *http.Request) {
+	r = r.WithContext(context.WithValue(r.Context(), writerKey{}, rw)) // net/http needs its own request unchanged
 	if r.ContentLength == 0 {
 		by.ServeHTTP(rw, r)
 		return
@@ -306,7 +309,6 @@ func forward(by *httputil.ReverseProxy, rw http.ResponseWriter, r *http.Request)
 	answer := http.NewResponseController(rw)
 	_ = answer.EnableFullDuplex() // HTTP/1 supports it
 	body := &requestBody{ReadCloser: r.Body}
-	r = r.WithContext(r.Context()) // net/http needs its own request unchanged
 	r.Body = body
 	by.ServeHTTP(rw, r)
 	if !body.ended.Load() {

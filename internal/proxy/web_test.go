@@ -56,6 +56,9 @@ func get(t *testing.T, proxy, requests string, status ...int) (net.Conn, *bufio.
 func TestUnchanged(t *testing.T) {
 	t.Parallel()
 	host := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/hints" {
+			rw.WriteHeader(http.StatusEarlyHints)
+		}
 		if r.URL.Path != "/typed" {
 			rw.Header()["Content-Type"] = nil
 		}
@@ -64,7 +67,7 @@ func TestUnchanged(t *testing.T) {
 	defer host.Close()
 	address := host.Listener.Addr().String()
 	proxy := serving(t, listing(t, address, nil))
-	for path, want := range map[string][]string{"/": nil, "/typed": {"text/html; charset=utf-8"}} {
+	for path, want := range map[string][]string{"/": nil, "/hints": nil, "/typed": {"text/html; charset=utf-8"}} {
 		const query = "b=1;c=2&a=%zz"
 		rest := path + "?" + query + " HTTP/1.1\r\nHost: " + address + "\r\n\r\n"
 		_, plain := get(t, proxy, "GET http://"+address+rest)
@@ -72,6 +75,11 @@ func TestUnchanged(t *testing.T) {
 		for what, b := range map[string]*bufio.Reader{"plain": plain, "within a tunnel": within} {
 			answer, err := http.ReadResponse(b, nil)
 			check.Must(t, err)
+			if path == "/hints" {
+				check.Equal(t, answer.StatusCode, http.StatusEarlyHints, what)
+				answer, err = http.ReadResponse(b, nil)
+				check.Must(t, err)
+			}
 			body, err := io.ReadAll(answer.Body)
 			check.That(t, err == nil && string(body) == "<html>"+query, "%s: %s, %v", what, body, err)
 			got := answer.Header["Content-Type"]
