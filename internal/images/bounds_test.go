@@ -26,10 +26,10 @@ func sparse(t testing.TB, name string, size int64) []byte {
 	data := make([]byte, 513)
 	copy(data, fmt.Sprintf("1\n%d\n1\n", size-1))
 	data[512] = 'x'
-	must(t, w.WriteHeader(&tar.Header{Name: "GNUSparseFile.0/" + name, Typeflag: tar.TypeReg, Mode: 0o644, Size: int64(len(data)), ModTime: when, Format: tar.FormatPAX,
+	check.Must(t, w.WriteHeader(&tar.Header{Name: "GNUSparseFile.0/" + name, Typeflag: tar.TypeReg, Mode: 0o644, Size: int64(len(data)), ModTime: when, Format: tar.FormatPAX,
 		PAXRecords: map[string]string{"GNU.sparsX.major": "1", "GNU.sparsX.minor": "0", "GNU.sparsX.name": name, "GNU.sparsX.realsize": fmt.Sprint(size)}}))
 	_, err := w.Write(data)
-	must(t, err, w.Close())
+	check.Must(t, err, w.Close())
 	return bytes.ReplaceAll(b.Bytes(), []byte("GNU.sparsX."), []byte("GNU.sparse.")) // package tar writes no sparse files
 }
 
@@ -39,16 +39,16 @@ func TestSparse(t *testing.T) {
 	im := newImage(t, imageOptions{}, sparse(t, "a", size), sparse(t, "b", size), sparse(t, "c", size))
 	dir := filepath.Join(t.TempDir(), "snapshots")
 	s, err := snapshots.Open(dir)
-	must(t, err)
+	check.Must(t, err)
 	defer s.Close()
 	_, err = Import(t.Context(), s, memory{im.raw(), im.blobs}, Options{MaxSize: 2 * size})
 	check.That(t, code(err) == "too-large", "%v", err)
 	empty(t, s)
 	m, err := Import(t.Context(), s, memory{im.raw(), im.blobs}, Options{MaxSize: 4 * size})
-	must(t, err, os.RemoveAll(filepath.Join(dir, "trees")), os.Mkdir(filepath.Join(dir, "trees"), 0o700))
-	must(t, Unpack(t.Context(), s, m, nil))
+	check.Must(t, err, os.RemoveAll(filepath.Join(dir, "trees")), os.Mkdir(filepath.Join(dir, "trees"), 0o700))
+	check.Must(t, Unpack(t.Context(), s, m, nil))
 	var st unix.Stat_t
-	must(t, unix.Stat(treeOf(t, s, m)+"/c", &st))
+	check.Must(t, unix.Stat(treeOf(t, s, m)+"/c", &st))
 	check.That(t, st.Size == size, "the file has %d bytes", st.Size)
 }
 
@@ -57,7 +57,7 @@ func TestDroppedTrees(t *testing.T) {
 	im := newImage(t, imageOptions{}, tarOf(t, entry{name: "f", body: "x"}), tarOf(t, entry{name: "../f", body: "x"}))
 	dir := filepath.Join(t.TempDir(), "snapshots")
 	s, err := snapshots.Open(dir)
-	must(t, err)
+	check.Must(t, err)
 	defer s.Close()
 	_, err = Import(t.Context(), s, memory{im.raw(), im.blobs}, Options{})
 	check.Require(t, code(err) == "damaged", "%v", err)
@@ -79,11 +79,11 @@ func TestPlatformsOfIndex(t *testing.T) {
 		maps.Copy(blobs, im.blobs)
 	}
 	raw, err := json.Marshal(all)
-	must(t, err)
+	check.Must(t, err)
 	s := newStore(t)
 	for _, p := range []*Platform{&other, nil} {
 		_, err := Import(t.Context(), s, memory{raw, blobs}, Options{Platform: p})
-		must(t, err)
+		check.Must(t, err)
 	}
 	m, err := s.FindImage(Digest(raw))
 	check.That(t, err == nil && m.Platform == here.String(), "found %+v, %v", m, err)
@@ -94,7 +94,7 @@ func TestNameOfUnpacked(t *testing.T) {
 	s := newStore(t)
 	old := newImage(t, imageOptions{}, tarOf(t, entry{name: "f", body: "old"}))
 	m, err := Import(t.Context(), s, memory{old.raw(), old.blobs}, Options{Name: "app:1"})
-	must(t, err)
+	check.Must(t, err)
 	im := newImage(t, imageOptions{}, tarOf(t, entry{name: "f", body: "new"}))
 	ctx, cancel := context.WithCancel(t.Context())
 	o := Options{Name: "app:1", Progress: func(p Progress) {
@@ -113,12 +113,12 @@ func TestKnownArchive(t *testing.T) {
 	s, file := newStore(t), t.TempDir()+"/app.tar"
 	im := newImage(t, imageOptions{config: map[string]any{"Entrypoint": []string{""}}}, tarOf(t, entry{name: "f", body: "x"}))
 	data := dockerArchive(t, "gzip", saved{[]string{"app:1"}, []string{"1"}, im})
-	must(t, os.WriteFile(file, data, 0o600))
+	check.Must(t, os.WriteFile(file, data, 0o600))
 	m, err := Ensure(t.Context(), s, "docker-archive:"+file, nil)
-	must(t, err)
+	check.Must(t, err)
 	check.That(t, len(m.Config.Entrypoint) == 0, "the removed entrypoint is %q", m.Config.Entrypoint)
 	layer := compress(t, "gzip", im.tars[0])
-	must(t, os.WriteFile(file, bytes.Replace(data, layer, make([]byte, len(layer)), 1), 0o600))
+	check.Must(t, os.WriteFile(file, bytes.Replace(data, layer, make([]byte, len(layer)), 1), 0o600))
 	again, err := Ensure(t.Context(), s, "docker-archive:"+file, nil)
 	check.That(t, err == nil && again.Digest == m.Digest, "%+v, %v", again, err)
 }
@@ -133,18 +133,18 @@ func TestHashedArchive(t *testing.T) {
 		entries = append(entries, entry{name: fmt.Sprint(i), link: "l", kind: tar.TypeSymlink})
 	}
 	config, err := json.Marshal(map[string]any{"os": "linux", "architecture": runtime.GOARCH, "rootfs": map[string]any{"diff_ids": diffs}})
-	must(t, err)
+	check.Must(t, err)
 	list, err := json.Marshal([]any{map[string]any{"Config": "c", "Layers": names}})
-	must(t, err)
+	check.Must(t, err)
 	file := filepath.Join(t.TempDir(), "archive")
-	must(t, os.WriteFile(file, tarOf(t, append(entries, entry{name: "c", body: string(config)}, entry{name: "manifest.json", body: string(list)})...), 0o600))
+	check.Must(t, os.WriteFile(file, tarOf(t, append(entries, entry{name: "c", body: string(config)}, entry{name: "manifest.json", body: string(list)})...), 0o600))
 	s := newStore(t)
 	for most, want := range map[int64]int{1 << 20: 1, 10: 0} { // layers hashed
 		src, err := Open(s, "docker-archive:"+file, most)
-		must(t, err)
+		check.Must(t, err)
 		_, err = src.Manifest(t.Context())
 		got := len(src.(*docker).hashed)
 		check.That(t, got == want && (err == nil) == (want > 0), "with at most %d bytes: %d layers hashed, %v", most, got, err)
-		must(t, src.Close())
+		check.Must(t, src.Close())
 	}
 }

@@ -50,7 +50,7 @@ func empty(t *testing.T, s *snapshots.Store) {
 func TestHostileLayers(t *testing.T) {
 	outside := t.TempDir()
 	secret := filepath.Join(outside, "secret")
-	must(t, os.WriteFile(secret, []byte("secret"), 0o600))
+	check.Must(t, os.WriteFile(secret, []byte("secret"), 0o600))
 	up := strings.Repeat("../", 20)
 	const refused = "!"
 	tests := map[string]struct {
@@ -114,7 +114,7 @@ func TestHostileLayers(t *testing.T) {
 				check.Equal(t, listing(t, treeOf(t, s, m)), tt.want, "the tree is\n")
 			}
 			var st unix.Stat_t
-			must(t, unix.Stat(outside, &st))
+			check.Must(t, unix.Stat(outside, &st))
 			names, err := os.ReadDir(outside)
 			check.That(t, err == nil && len(names) == 1 && (st.Mode&0o777 == 0o755 || st.Mode&0o777 == 0o700), "outside are %v, mode %o, %v", names, st.Mode, err)
 			b, err := os.ReadFile(secret)
@@ -233,10 +233,10 @@ func TestBomb(t *testing.T) {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
 	const size = 64 << 20
-	must(t, w.WriteHeader(&tar.Header{Name: "zeros", Typeflag: tar.TypeReg, Mode: 0o644, Size: size}))
+	check.Must(t, w.WriteHeader(&tar.Header{Name: "zeros", Typeflag: tar.TypeReg, Mode: 0o644, Size: size}))
 	z := zeros(size)
 	_, err := io.Copy(w, &z)
-	must(t, err, w.Close())
+	check.Must(t, err, w.Close())
 	for _, kind := range []string{"gzip", "zstd"} {
 		im := newImage(t, imageOptions{compression: kind}, b.Bytes())
 		s := newStore(t)
@@ -244,9 +244,9 @@ func TestBomb(t *testing.T) {
 		check.That(t, code(err) == "too-large", "%s: %v", kind, err)
 		empty(t, s)
 		m, err := Import(t.Context(), s, memory{im.raw(), im.blobs}, Options{MaxSize: 2 * size})
-		must(t, err)
+		check.Must(t, err)
 		var st unix.Stat_t
-		must(t, unix.Stat(treeOf(t, s, m)+"/zeros", &st))
+		check.Must(t, unix.Stat(treeOf(t, s, m)+"/zeros", &st))
 		check.That(t, st.Size == size && st.Blocks <= 100, "%s: the file has %d bytes in %d blocks", kind, st.Size, st.Blocks)
 	}
 }

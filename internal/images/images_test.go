@@ -23,13 +23,6 @@ import (
 	"github.com/sbxrun/sbxrun/tests/check"
 )
 
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	for _, err := range errs {
-		check.Must(t, err)
-	}
-}
-
 func asError(err error) (e *result.Error) {
 	errors.As(err, &e)
 	return e
@@ -45,7 +38,7 @@ func code(err error) string {
 func newStore(t testing.TB) *snapshots.Store {
 	t.Helper()
 	s, err := snapshots.Open(filepath.Join(t.TempDir(), "snapshots"))
-	must(t, err)
+	check.Must(t, err)
 	t.Cleanup(func() { s.Close() })
 	return s
 }
@@ -78,11 +71,11 @@ func tarOf(t testing.TB, list ...entry) []byte {
 		if h.Typeflag == tar.TypeReg {
 			h.Size = int64(len(e.body))
 		}
-		must(t, w.WriteHeader(h))
+		check.Must(t, w.WriteHeader(h))
 		_, err := w.Write([]byte(e.body))
-		must(t, err)
+		check.Must(t, err)
 	}
-	must(t, w.Close())
+	check.Must(t, w.Close())
 	return b.Bytes()
 }
 
@@ -95,13 +88,13 @@ func compress(t testing.TB, kind string, data []byte) []byte {
 		w = gzip.NewWriter(&b)
 	case "zstd":
 		z, err := zstd.NewWriter(&b)
-		must(t, err)
+		check.Must(t, err)
 		w = z
 	default:
 		return data
 	}
 	_, err := w.Write(data)
-	must(t, err, w.Close())
+	check.Must(t, err, w.Close())
 	return b.Bytes()
 }
 
@@ -157,7 +150,7 @@ func (im *image) raw() []byte {
 // layout writes an OCI layout with the images and their tags.
 func writeLayout(t testing.TB, dir string, tags []string, images ...*image) {
 	t.Helper()
-	must(t, os.MkdirAll(dir+"/blobs/sha256", 0o755), os.WriteFile(dir+"/oci-layout", []byte(`{"imageLayoutVersion":"1.0.0"}`), 0o644))
+	check.Must(t, os.MkdirAll(dir+"/blobs/sha256", 0o755), os.WriteFile(dir+"/oci-layout", []byte(`{"imageLayoutVersion":"1.0.0"}`), 0o644))
 	index := Manifest{SchemaVersion: 2, MediaType: MediaTypeIndex}
 	for i, im := range images {
 		d := im.add(MediaTypeManifest, im.raw())
@@ -166,18 +159,18 @@ func writeLayout(t testing.TB, dir string, tags []string, images ...*image) {
 		}
 		index.Manifests = append(index.Manifests, d)
 		for digest, data := range im.blobs {
-			must(t, os.WriteFile(dir+"/blobs/sha256/"+strings.TrimPrefix(digest, "sha256:"), data, 0o644))
+			check.Must(t, os.WriteFile(dir+"/blobs/sha256/"+strings.TrimPrefix(digest, "sha256:"), data, 0o644))
 		}
 	}
 	b, _ := json.Marshal(index)
-	must(t, os.WriteFile(dir+"/index.json", b, 0o644))
+	check.Must(t, os.WriteFile(dir+"/index.json", b, 0o644))
 }
 
 // listing describes the files of a directory, one per line, except devices and times.
 func listing(t testing.TB, dir string) string {
 	t.Helper()
 	var all strings.Builder
-	must(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+	check.Must(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || path == dir {
 			return err
 		}
@@ -208,7 +201,7 @@ func listing(t testing.TB, dir string) string {
 func treeOf(t testing.TB, s *snapshots.Store, m *snapshots.Image) string {
 	t.Helper()
 	u, err := s.Unpacked(snapshots.ImageKey(m.Digest, uint32(os.Getuid()), uint32(os.Getgid())))
-	must(t, err)
+	check.Must(t, err)
 	t.Cleanup(func() { u.Close() })
 	return u.Path
 }
@@ -218,7 +211,7 @@ func importLayout(t testing.TB, s *snapshots.Store, im *image, o Options) (*snap
 	dir := t.TempDir()
 	writeLayout(t, dir, []string{""}, im)
 	src, err := Open(s, "oci:"+dir, 1<<30)
-	must(t, err)
+	check.Must(t, err)
 	defer src.Close()
 	return Import(t.Context(), s, src, o)
 }
@@ -268,10 +261,10 @@ func TestImportTree(t *testing.T) {
 			s := newStore(t)
 			im := newImage(t, imageOptions{compression: kind}, base, app)
 			m, err := importLayout(t, s, im, Options{Name: "app:1"})
-			must(t, err)
+			check.Must(t, err)
 			check.Equal(t, listing(t, treeOf(t, s, m)), want, "the tree is\n")
 			found, err := s.FindImage("app:1")
-			must(t, err)
+			check.Must(t, err)
 			check.That(t, found.Digest == Digest(im.raw()) && !found.Pending, "found %+v", found)
 		})
 	}

@@ -25,7 +25,7 @@ func tarDir(t *testing.T, dir string) []byte {
 	t.Helper()
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
-	must(t, w.AddFS(os.DirFS(dir)), w.Close())
+	check.Must(t, w.AddFS(os.DirFS(dir)), w.Close())
 	return b.Bytes()
 }
 
@@ -84,9 +84,9 @@ func TestSources(t *testing.T) {
 		"empty.tar":  tarOf(t),
 		"loop.tar":   tarOf(t, entry{name: "manifest.json", link: "manifest.json", kind: tar.TypeSymlink}),
 	} {
-		must(t, os.WriteFile(dir+"/"+name, data, 0o644))
+		check.Must(t, os.WriteFile(dir+"/"+name, data, 0o644))
 	}
-	must(t, unix.Mkfifo(dir+"/pipe", 0o600), os.Mkdir(dir+"/links", 0o755), os.Symlink("/etc/passwd", dir+"/links/index.json"))
+	check.Must(t, unix.Mkfifo(dir+"/pipe", 0o600), os.Mkdir(dir+"/links", 0o755), os.Symlink("/etc/passwd", dir+"/links/index.json"))
 	const both, baseOnly = "\"etc\" 40755\n\"etc/app\" 100755 \"app\"\n\"etc/os\" 100755 \"base\"\n", "\"etc\" 40755\n\"etc/os\" 100755 \"base\"\n"
 	for _, tt := range []struct{ ref, want, err string }{
 		{"oci:oci:one", baseOnly, ""},
@@ -140,7 +140,7 @@ func TestSources(t *testing.T) {
 					empty(t, s)
 					continue
 				}
-				must(t, err)
+				check.Must(t, err)
 				check.Equal(t, listing(t, treeOf(t, s, m)), tt.want, "the tree is\n")
 				again, err := Ensure(t.Context(), s, ref, nil)
 				check.That(t, err == nil && again.Digest == m.Digest && again.ExpiresAt == "", "Ensure returned %+v, %v", again, err)
@@ -166,14 +166,14 @@ func TestExport(t *testing.T) {
 			_, err := importLayout(t, s, newImage(t, imageOptions{compression: first, config: map[string]any{"User": "1"}}, text), Options{})
 			check.Must(t, err)
 			m, err := importLayout(t, s, newImage(t, imageOptions{compression: kind}, text, text), Options{Name: "name:1"})
-			must(t, err)
+			check.Must(t, err)
 			file := t.TempDir() + "/out.tar"
 			f, err := os.Create(file)
-			must(t, err, Export(s, m, f), f.Close())
+			check.Must(t, err, Export(s, m, f), f.Close())
 			src, err := Open(other, file+":name:1", 1<<30)
-			must(t, err)
+			check.Must(t, err)
 			got, err := Import(t.Context(), other, src, Options{})
-			must(t, err)
+			check.Must(t, err)
 			src.Close()
 			check.That(t, (got.Digest == m.Digest) == (kind == first || kind == ""), "%q in a store with %q: %s became %s", kind, first, m.Digest, got.Digest)
 			a, b := listing(t, treeOf(t, s, m)), listing(t, treeOf(t, other, got))
@@ -210,7 +210,7 @@ func TestResume(t *testing.T) {
 	check.That(t, len(found) == 0, "cleanup removed %+v", found)
 	src.left, src.read = 100, nil
 	m, err := Import(t.Context(), s, src, Options{Name: "x"})
-	must(t, err)
+	check.Must(t, err)
 	check.That(t, len(src.read) == 2 && src.read[1] == im.manifest.Layers[2].Digest, "read again: %q", src.read)
 	check.Equal(t, listing(t, treeOf(t, s, m)), "\"a\" 100755 \"1\"\n\"b\" 100755 \"2\"\n\"c\" 100755 \"3\"\n", "the tree")
 }
@@ -223,20 +223,20 @@ func TestShared(t *testing.T) {
 	one := newImage(t, imageOptions{compression: "gzip"}, base)
 	two := newImage(t, imageOptions{compression: "zstd"}, base, tarOf(t, entry{name: "g", body: "two"}))
 	a, err := importLayout(t, s, one, Options{Name: "a"})
-	must(t, err)
+	check.Must(t, err)
 	b, err := importLayout(t, s, two, Options{Name: "b", TTL: time.Hour})
-	must(t, err)
+	check.Must(t, err)
 	var first, second unix.Stat_t
-	must(t, unix.Stat(treeOf(t, s, a)+"/f", &first), unix.Stat(treeOf(t, s, b)+"/f", &second))
+	check.Must(t, unix.Stat(treeOf(t, s, a)+"/f", &first), unix.Stat(treeOf(t, s, b)+"/f", &second))
 	check.That(t, first.Ino == second.Ino, "the images do not share the file")
 	count := func(dir string) int {
 		names, err := os.ReadDir(filepath.Join(s.Path(), dir))
-		must(t, err)
+		check.Must(t, err)
 		return len(names)
 	}
 	check.Equal(t, count("layers"), 2)
 	again, err := importLayout(t, s, two, Options{Name: "a"})
-	must(t, err)
+	check.Must(t, err)
 	found, err := s.FindImage("a")
 	check.That(t, err == nil && found.Digest == b.Digest && strings.Join(again.Names, " ") == "a b", "the name leads to %+v, %v; %q", found, err, again.Names)
 	_, err = s.FindImage(a.Digest)
@@ -253,20 +253,20 @@ func TestExpired(t *testing.T) {
 	s := newStore(t)
 	im := newImage(t, imageOptions{}, tarOf(t, entry{name: "f", body: "x"}))
 	m, err := importLayout(t, s, im, Options{Name: "x", TTL: time.Millisecond})
-	must(t, err)
+	check.Must(t, err)
 	time.Sleep(time.Until(expiry(t, m)))
 	_, err = s.FindImage("x")
 	check.That(t, code(err) == "no-such-image" && strings.Contains(err.Error(), "has expired"), "%v", err)
 	u, err := s.Unpacked(snapshots.ImageKey(m.Digest, uint32(os.Getuid()), uint32(os.Getgid())))
-	must(t, err)
+	check.Must(t, err)
 	s.Sweep(false)
 	_, err = s.Image(m.Digest)
 	check.That(t, err == nil, "cleanup removed an image in use: %v", err)
-	must(t, u.Close())
+	check.Must(t, u.Close())
 	dry := s.Sweep(true)
 	check.That(t, len(dry) >= 4, "%+v", dry)
 	for _, l := range s.Sweep(false) {
-		must(t, l.Err)
+		check.Must(t, l.Err)
 	}
 	empty(t, s)
 	names, err := os.ReadDir(filepath.Join(s.Path(), "trees"))
@@ -276,7 +276,7 @@ func TestExpired(t *testing.T) {
 func expiry(t *testing.T, m *snapshots.Image) time.Time {
 	t.Helper()
 	at, err := time.Parse("2006-01-02T15:04:05.000Z", m.ExpiresAt)
-	must(t, err)
+	check.Must(t, err)
 	return at.Add(time.Millisecond)
 }
 
@@ -298,22 +298,22 @@ func FuzzArchive(f *testing.F) {
 	writeLayout(f, dir, []string{"v1"}, im)
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
-	must(f, w.AddFS(os.DirFS(dir)), w.Close())
+	check.Must(f, w.AddFS(os.DirFS(dir)), w.Close())
 	f.Add(b.Bytes())
 	f.Add(tarOf(f, entry{name: "manifest.json", body: `[{"Config":"c","Layers":["l"]}]`}, entry{name: "l", link: "../l", kind: tar.TypeSymlink}, entry{name: "c", body: `{"os":"linux","architecture":"amd64","rootfs":{"diff_ids":["sha256:"]}}`}))
 	s := newStore(f)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		file := t.TempDir() + "/a"
-		must(t, os.WriteFile(file, data, 0o600))
+		check.Must(t, os.WriteFile(file, data, 0o600))
 		for _, kind := range []string{"oci-archive:", "docker-archive:", ""} {
 			src, err := Open(s, kind+file, 1<<20)
 			if err != nil {
 				continue
 			}
 			m, err := Import(t.Context(), s, src, Options{MaxSize: 1 << 20})
-			must(t, src.Close())
+			check.Must(t, src.Close())
 			if err == nil {
-				must(t, s.RemoveImage(m.Digest))
+				check.Must(t, s.RemoveImage(m.Digest))
 			}
 		}
 		s.Sweep(false)

@@ -32,17 +32,10 @@ func code(err error) string {
 	return e.Code
 }
 
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	for _, err := range errs {
-		check.Must(t, err)
-	}
-}
-
 func open(t testing.TB, dir string) *os.File {
 	t.Helper()
 	f, err := os.Open(dir)
-	must(t, err)
+	check.Must(t, err)
 	t.Cleanup(func() { f.Close() })
 	return f
 }
@@ -51,7 +44,7 @@ func pack(t testing.TB, dir string) ([]byte, Count) {
 	t.Helper()
 	var b bytes.Buffer
 	c, err := Pack(t.Context(), open(t, dir), &b, plenty)
-	must(t, err)
+	check.Must(t, err)
 	return b.Bytes(), c
 }
 
@@ -90,7 +83,7 @@ func listing(t testing.TB, dir string) string {
 		all.WriteByte('\n')
 		return nil
 	})
-	must(t, err)
+	check.Must(t, err)
 	return all.String()
 }
 
@@ -100,9 +93,9 @@ func upper(t testing.TB) string {
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
 	file := func(name, content string, mode os.FileMode) {
-		must(t, os.WriteFile(at(name), []byte(content), 0o600), os.Chmod(at(name), mode))
+		check.Must(t, os.WriteFile(at(name), []byte(content), 0o600), os.Chmod(at(name), mode))
 	}
-	must(t, os.Mkdir(at("d"), 0o755), os.Mkdir(at("hidden"), 0o700), os.MkdirAll(at("a/b/c"), 0o755))
+	check.Must(t, os.Mkdir(at("d"), 0o755), os.Mkdir(at("hidden"), 0o700), os.MkdirAll(at("a/b/c"), 0o755))
 	file("a/b/c/deep", "deep", 0o640)
 	file("plain", "text", 0o644)
 	file("run", "#!/bin/sh\n", 0o755)
@@ -111,17 +104,17 @@ func upper(t testing.TB) string {
 	file("bad\xff\xfeutf8", "b", 0o644)
 	file(".wh.own", "mine", 0o644)
 	file("d/"+strings.Repeat("x", 250), "long", 0o644)
-	must(t, os.Link(at("plain"), at("d/second")))
-	must(t, os.Symlink("/etc/passwd", at("abs")), os.Symlink("../../..", at("out")), os.Symlink("no\nwhere\xff", at("odd")))
-	must(t, unix.Mknod(at("gone"), unix.S_IFCHR, 0), unix.Mknod(at(".wh.too"), unix.S_IFCHR, 0))
-	must(t, unix.Setxattr(at("hidden"), tree.OpaqueXattr, []byte("y"), 0))
+	check.Must(t, os.Link(at("plain"), at("d/second")))
+	check.Must(t, os.Symlink("/etc/passwd", at("abs")), os.Symlink("../../..", at("out")), os.Symlink("no\nwhere\xff", at("odd")))
+	check.Must(t, unix.Mknod(at("gone"), unix.S_IFCHR, 0), unix.Mknod(at(".wh.too"), unix.S_IFCHR, 0))
+	check.Must(t, unix.Setxattr(at("hidden"), tree.OpaqueXattr, []byte("y"), 0))
 	file("hidden/inside", "i", 0o400)
-	must(t, os.Mkdir(at("closed"), 0o755))
+	check.Must(t, os.Mkdir(at("closed"), 0o755))
 	file("closed/f", "f", 0o444)
-	must(t, os.Chmod(at("closed"), 0o555))
+	check.Must(t, os.Chmod(at("closed"), 0o555))
 	t.Cleanup(func() { _ = os.Chmod(at("closed"), 0o755) })
 	when := time.Unix(1_600_000_000, 123456789)
-	must(t, os.Chtimes(at("plain"), when, when))
+	check.Must(t, os.Chtimes(at("plain"), when, when))
 	return dir
 }
 
@@ -134,7 +127,7 @@ func TestPackUnpack(t *testing.T) {
 	check.That(t, bytes.Equal(again, text), "the same layer packs to other bytes")
 	to := t.TempDir()
 	got, err := Unpack(bytes.NewReader(text), open(t, to), nil, Count{Bytes: int64(len(text)), Entries: c.Entries})
-	must(t, err)
+	check.Must(t, err)
 	t.Cleanup(func() { _ = os.Chmod(filepath.Join(to, "closed"), 0o755) })
 	check.That(t, got.Entries == c.Entries && got.Bytes == c.Bytes, "%+v, packed %+v", got, c)
 	a, b := listing(t, dir), listing(t, to)
@@ -153,15 +146,15 @@ func TestPackUnpack(t *testing.T) {
 func TestPackDrops(t *testing.T) {
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
-	must(t, unix.Mkfifo(at("fifo"), 0o600), unix.Mknod(at("socket"), unix.S_IFSOCK|0o600, 0))
-	must(t, os.WriteFile(at("setuid"), []byte("x"), 0o755), unix.Chmod(at("setuid"), 0o6755), unix.Setxattr(at("setuid"), "user.other", []byte("v"), 0))
+	check.Must(t, unix.Mkfifo(at("fifo"), 0o600), unix.Mknod(at("socket"), unix.S_IFSOCK|0o600, 0))
+	check.Must(t, os.WriteFile(at("setuid"), []byte("x"), 0o755), unix.Chmod(at("setuid"), 0o6755), unix.Setxattr(at("setuid"), "user.other", []byte("v"), 0))
 	text, c := pack(t, dir)
 	check.That(t, c.LeftOut == 2 && c.Entries == 1, "%+v", c)
 	to := t.TempDir()
 	_, err := Unpack(bytes.NewReader(text), open(t, to), nil, plenty)
-	must(t, err)
+	check.Must(t, err)
 	var st unix.Stat_t
-	must(t, unix.Lstat(filepath.Join(to, "setuid"), &st))
+	check.Must(t, unix.Lstat(filepath.Join(to, "setuid"), &st))
 	check.That(t, st.Mode&0o7777 == 0o755, "mode %o", st.Mode)
 	n, err := unix.Lgetxattr(filepath.Join(to, "setuid"), "user.other", nil)
 	check.That(t, err != nil, "%d bytes of an attribute", n)
@@ -181,8 +174,8 @@ func TestPackBounds(t *testing.T) {
 			if len(at)+unix.NAME_MAX >= unix.PathMax {
 				break // the longest path that can be created
 			}
-			must(t, os.Mkdir(at, 0o755), os.WriteFile(at+"/"+strings.Repeat("f", 255), nil, 0o600))
-			must(t, unix.UtimesNanoAt(unix.AT_FDCWD, at, []unix.Timespec{{Sec: 1 << 62}, {Sec: 1 << 62}}, 0))
+			check.Must(t, os.Mkdir(at, 0o755), os.WriteFile(at+"/"+strings.Repeat("f", 255), nil, 0o600))
+			check.Must(t, unix.UtimesNanoAt(unix.AT_FDCWD, at, []unix.Timespec{{Sec: 1 << 62}, {Sec: 1 << 62}}, 0))
 			if unit == "d" && n < maxDepth-5 {
 				continue
 			}
@@ -253,14 +246,14 @@ func within(t testing.TB) (inside, root string) {
 	t.Helper()
 	root = t.TempDir()
 	inside = filepath.Join(root, "inside")
-	must(t, os.Mkdir(inside, 0o700), os.WriteFile(filepath.Join(root, "outside"), []byte("secret"), 0o600))
+	check.Must(t, os.Mkdir(inside, 0o700), os.WriteFile(filepath.Join(root, "outside"), []byte("secret"), 0o600))
 	return inside, root
 }
 
 func untouched(t testing.TB, root string) {
 	t.Helper()
 	names, err := os.ReadDir(root)
-	must(t, err)
+	check.Must(t, err)
 	b, err := os.ReadFile(filepath.Join(root, "outside"))
 	info, _ := os.Stat(filepath.Join(root, "outside"))
 	check.That(t, len(names) == 2 && string(b) == "secret" && err == nil && info.Mode().Perm() == 0o600, "outside: %v, %q, %v", names, b, err)
@@ -283,7 +276,7 @@ func TestUnpackHostile(t *testing.T) {
 func TestUnpackOthers(t *testing.T) {
 	inside, _ := within(t)
 	_, err := Unpack(bytes.NewReader(archive([]tar.Header{{Typeflag: tar.TypeDir, Name: "./"}, {Typeflag: tar.TypeDir, Name: "d/", Mode: 0o7777}, {Typeflag: tar.TypeReg, Name: "d/f", Size: 3, Mode: 0o6711, Uid: 5}, {Typeflag: tar.TypeReg, Name: "d/.wh..wh..opq"}, {Typeflag: tar.TypeReg, Name: "d/.wh.x"}})), open(t, inside), nil, plenty)
-	must(t, err)
+	check.Must(t, err)
 	text := listing(t, inside)
 	for _, want := range []string{`"d" 40777 `, `"d/f" 100711 `, `"d/x" 20000 0`, `"y"`} {
 		check.That(t, strings.Contains(text, want), "no %s in\n%s", want, text)
@@ -296,31 +289,31 @@ func TestZstd(t *testing.T) {
 		_, _ = rand.Read(text[:size/2])
 		var b bytes.Buffer
 		w, err := NewWriter(&b)
-		must(t, err)
+		check.Must(t, err)
 		for rest := text; len(rest) > 0; {
 			n := min(len(rest), 100_003)
 			_, err := w.Write(rest[:n])
-			must(t, err)
+			check.Must(t, err)
 			rest = rest[n:]
 		}
 		sum, n, err := w.Close()
-		must(t, err)
+		check.Must(t, err)
 		check.That(t, n == int64(b.Len()), "%d bytes of %d", n, b.Len())
 		r, err := NewReader(&b)
-		must(t, err)
+		check.Must(t, err)
 		got, err := io.ReadAll(r)
 		r.Close()
 		check.That(t, bytes.Equal(got, text) && err == nil && r.Sum() == sum, "%d bytes back of %d, %v, %s and %s", len(got), size, err, r.Sum(), sum)
 	}
 	w, err := NewWriter(full{})
-	must(t, err)
+	check.Must(t, err)
 	for err == nil {
 		_, err = w.Write(make([]byte, 1<<20))
 	}
 	_, _, err = w.Close()
 	check.That(t, errors.Is(err, unix.ENOSPC), "a full disk: %v", err)
 	r, err := NewReader(strings.NewReader("\x28\xb5\x2f\xfd no such thing"))
-	must(t, err)
+	check.Must(t, err)
 	_, err = io.ReadAll(r)
 	check.That(t, code(err) == "damaged", "%v", err)
 	r.Close()

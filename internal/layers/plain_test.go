@@ -57,7 +57,7 @@ func FuzzPlain(f *testing.F) {
 		build := func(name string) (string, bool) {
 			dir := filepath.Join(top, name)
 			for _, sub := range []string{"", "/root", "/0", "/1"} {
-				must(t, os.Mkdir(dir+sub, 0o755))
+				check.Must(t, os.Mkdir(dir+sub, 0o755))
 			}
 			root := open(t, dir+"/root")
 			for i, text := range [][]byte{lower, upper} {
@@ -83,7 +83,7 @@ func FuzzPlain(f *testing.F) {
 		}
 		a, b := listing(t, one), listing(t, two)
 		check.Require(t, a == b, "the trees differ:\n%s\n%s", a, b)
-		must(t, filepath.WalkDir(one, func(path string, _ os.DirEntry, err error) error {
+		check.Must(t, filepath.WalkDir(one, func(path string, _ os.DirEntry, err error) error {
 			var st unix.Stat_t
 			if err == nil {
 				err = unix.Lstat(path, &st)
@@ -100,17 +100,17 @@ func FuzzPlain(f *testing.F) {
 func TestManyLinks(t *testing.T) {
 	const links = 33_000 // ext4 allows 65,000
 	layer, root := t.TempDir(), t.TempDir()
-	must(t, os.WriteFile(layer+"/0", []byte("x"), 0o640))
+	check.Must(t, os.WriteFile(layer+"/0", []byte("x"), 0o640))
 	for i := 1; i < links; i++ {
-		must(t, os.Link(layer+"/0", fmt.Sprint(layer, "/", i)))
+		check.Must(t, os.Link(layer+"/0", fmt.Sprint(layer, "/", i)))
 	}
-	must(t, Merge(open(t, root), open(t, layer), strings.NewReader(""), nil))
+	check.Must(t, Merge(open(t, root), open(t, layer), strings.NewReader(""), nil))
 	names, err := os.ReadDir(root)
-	must(t, err)
+	check.Must(t, err)
 	files := map[uint64]int{}
 	for _, name := range names {
 		var st unix.Stat_t
-		must(t, unix.Lstat(filepath.Join(root, name.Name()), &st))
+		check.Must(t, unix.Lstat(filepath.Join(root, name.Name()), &st))
 		check.Require(t, st.Mode == unix.S_IFREG|0o640 && st.Size == 1, "%s has mode %o and %d bytes", name.Name(), st.Mode, st.Size)
 		files[st.Ino]++
 	}

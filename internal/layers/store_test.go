@@ -26,7 +26,7 @@ func newStore(t testing.TB) (*snapshots.Store, string) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "snapshots")
 	s, err := snapshots.Open(dir)
-	must(t, err)
+	check.Must(t, err)
 	t.Cleanup(func() { s.Close() })
 	return s, dir
 }
@@ -35,7 +35,7 @@ func newStore(t testing.TB) (*snapshots.Store, string) {
 func take(t testing.TB, s *snapshots.Store, dir, name string, ttl time.Duration) *snapshots.Manifest {
 	t.Helper()
 	m, err := taken(s, open(t, dir), name, ttl, most)
-	must(t, err)
+	check.Must(t, err)
 	return m
 }
 
@@ -60,7 +60,7 @@ func taken(s *snapshots.Store, dir *os.File, name string, ttl time.Duration, mos
 func entries(t testing.TB, dir, sub string) []string {
 	t.Helper()
 	list, err := os.ReadDir(filepath.Join(dir, sub))
-	must(t, err)
+	check.Must(t, err)
 	var names []string
 	for _, e := range list {
 		names = append(names, e.Name())
@@ -92,28 +92,28 @@ func TestStore(t *testing.T) {
 	check.That(t, code(err) == "name-in-use", "a name twice: %v", err)
 	_, err = taken(s, open(t, from), "no/name", 0, most)
 	check.That(t, code(err) == "usage", "%v", err)
-	must(t, os.WriteFile(filepath.Join(from, "more"), []byte("more"), 0o600))
+	check.Must(t, os.WriteFile(filepath.Join(from, "more"), []byte("more"), 0o600))
 	_, err = taken(s, open(t, from), "three", 0, s.Used())
 	check.That(t, code(err) == "quota-disk" || code(err) == "too-large", "no room: %v", err)
 	n = entries(t, dir, "tmp")
 	check.That(t, len(n) == 0, "left: %q", n)
 	m, err := s.Find("one")
-	must(t, err)
+	check.Must(t, err)
 	u := ensured(t, s, m.Trees[0].Layers[0])
 	t.Cleanup(func() { _ = os.Chmod(filepath.Join(u.Path, "closed"), 0o755) })
-	must(t, os.Remove(filepath.Join(from, "more")))
+	check.Must(t, os.Remove(filepath.Join(from, "more")))
 	a, b := listing(t, from), listing(t, u.Path)
 	check.That(t, a == b || sameBut(a, b), "packed:\n%s\nunpacked:\n%s", a, b)
-	must(t, ensured(t, s, m.Trees[0].Layers[0]).Close())
-	must(t, s.Remove(one))
+	check.Must(t, ensured(t, s, m.Trees[0].Layers[0]).Close())
+	check.Must(t, s.Remove(one))
 	n = entries(t, dir, "layers")
 	check.That(t, len(n) == 1, "the layer of another snapshot went: %q", n)
-	must(t, s.Remove(two))
+	check.Must(t, s.Remove(two))
 	n = entries(t, dir, "layers")
 	check.That(t, len(n) == 1, "what a sandbox shows may yet be part of a snapshot, and was removed: %q", n)
 	found := s.Sweep(false)
 	check.That(t, len(found) == 0, "what a sandbox shows was removed: %v", found)
-	must(t, u.Close())
+	check.Must(t, u.Close())
 	found = s.Sweep(true)
 	check.That(t, len(found) == 2 && found[0].Kind == "layer" && found[1].Kind == "tree", "%v", found)
 	found = s.Sweep(false)
@@ -127,16 +127,16 @@ func TestStoreUndo(t *testing.T) {
 	for _, what := range []string{"full", "manifest"} {
 		s, dir := newStore(t)
 		m, err := snapshots.NewManifest("one", 0)
-		must(t, err)
+		check.Must(t, err)
 		drafts := map[string]*snapshots.Draft{}
 		for _, name := range []string{"a", "b"} {
 			from := t.TempDir()
-			must(t, os.WriteFile(filepath.Join(from, name), nil, 0o600))
+			check.Must(t, os.WriteFile(filepath.Join(from, name), nil, 0o600))
 			d, err := s.NewFile()
-			must(t, err)
+			check.Must(t, err)
 			defer d.Close()
 			l, _, err := Write(context.Background(), d.File, open(t, from), most)
-			must(t, err)
+			check.Must(t, err)
 			drafts[l.SHA256] = d
 			m.Trees = append(m.Trees, snapshots.Tree{Dest: "/" + name, Source: "/home/u", Since: "2026-01-02T03:04:05.6Z", Layers: []snapshots.Layer{l}})
 		}
@@ -144,7 +144,7 @@ func TestStoreUndo(t *testing.T) {
 		if what == "full" {
 			room = m.Size() - 1
 		} else {
-			must(t, os.Mkdir(filepath.Join(dir, "manifests", m.ID+".json"), 0o700)) // blocks the manifest
+			check.Must(t, os.Mkdir(filepath.Join(dir, "manifests", m.ID+".json"), 0o700)) // blocks the manifest
 		}
 		err = s.Add(m, drafts, room)
 		check.That(t, err != nil, "%s: no error", what)
@@ -168,7 +168,7 @@ func TestExpire(t *testing.T) {
 	check.That(t, code(err) == "not-found", "%v", err)
 	found := s.Sweep(false)
 	check.That(t, len(found) == 0, "%v", found)
-	must(t, s.Remove(next))
+	check.Must(t, s.Remove(next))
 	take(t, s, from, "", time.Millisecond)
 	time.Sleep(2 * time.Millisecond)
 	found = s.Sweep(false)
@@ -179,16 +179,16 @@ func TestExpire(t *testing.T) {
 func TestAbandoned(t *testing.T) {
 	s, dir := newStore(t)
 	file, err := s.NewFile()
-	must(t, err)
+	check.Must(t, err)
 	defer file.Close()
 	tree, err := s.NewTree()
-	must(t, err)
+	check.Must(t, err)
 	defer tree.Close()
-	must(t, os.WriteFile(filepath.Join(dir, "tmp", "0123456789abcdef"), []byte("half"), 0o600))
-	must(t, os.MkdirAll(filepath.Join(dir, "tmp", "fedcba9876543210", "root", "closed"), 0o700))
-	must(t, os.WriteFile(filepath.Join(dir, "tmp", "fedcba9876543210", "root", "closed", "f"), nil, 0o600))
-	must(t, os.Chmod(filepath.Join(dir, "tmp", "fedcba9876543210", "root", "closed"), 0))
-	must(t, os.WriteFile(filepath.Join(dir, "layers", strings.Repeat("0", 64)+".tar.zst"), nil, 0o600))
+	check.Must(t, os.WriteFile(filepath.Join(dir, "tmp", "0123456789abcdef"), []byte("half"), 0o600))
+	check.Must(t, os.MkdirAll(filepath.Join(dir, "tmp", "fedcba9876543210", "root", "closed"), 0o700))
+	check.Must(t, os.WriteFile(filepath.Join(dir, "tmp", "fedcba9876543210", "root", "closed", "f"), nil, 0o600))
+	check.Must(t, os.Chmod(filepath.Join(dir, "tmp", "fedcba9876543210", "root", "closed"), 0))
+	check.Must(t, os.WriteFile(filepath.Join(dir, "layers", strings.Repeat("0", 64)+".tar.zst"), nil, 0o600))
 	found := s.Sweep(false)
 	check.That(t, len(found) == 3, "%v", found)
 	n := entries(t, dir, "tmp")
@@ -202,10 +202,10 @@ func TestImportTooLarge(t *testing.T) {
 	from := t.TempDir()
 	text := make([]byte, 1<<20)
 	_, _ = rand.Read(text)
-	must(t, os.WriteFile(from+"/random", text, 0o600))
+	check.Must(t, os.WriteFile(from+"/random", text, 0o600))
 	m := take(t, s, from, "one", 0)
 	var b bytes.Buffer
-	must(t, Export(s, m, &b))
+	check.Must(t, Export(s, m, &b))
 	other, dir := newStore(t)
 	in := bytes.NewReader(b.Bytes())
 	_, err := Import(other, in, "", 0, m.Size()-1)
@@ -219,15 +219,15 @@ func TestExportImport(t *testing.T) {
 	from := upper(t)
 	m := take(t, s, from, "one", time.Hour)
 	var b bytes.Buffer
-	must(t, Export(s, m, &b))
+	check.Must(t, Export(s, m, &b))
 	other, dir := newStore(t)
 	got, err := Import(other, bytes.NewReader(b.Bytes()), "", 0, most)
-	must(t, err)
+	check.Must(t, err)
 	check.That(t, got.Name == "one" && got.ID != m.ID && got.ExpiresAt == "" && got.Trees[0].Layers[0] == m.Trees[0].Layers[0], "%+v", got)
 	_, err = Import(other, bytes.NewReader(b.Bytes()), "", 0, most)
 	check.That(t, code(err) == "name-in-use", "twice: %v", err)
 	again, err := Import(other, bytes.NewReader(b.Bytes()), "two", time.Hour, most)
-	must(t, err)
+	check.Must(t, err)
 	check.That(t, again.ExpiresAt != "" && len(entries(t, dir, "layers")) == 1, "%+v", again)
 	u := ensured(t, other, got.Trees[0].Layers[0])
 	defer u.Close()
@@ -250,15 +250,15 @@ func TestImportHostile(t *testing.T) {
 	m := take(t, from, upper(t), "one", 0)
 	l := m.Trees[0].Layers[0]
 	var good bytes.Buffer
-	must(t, Export(from, m, &good))
+	check.Must(t, Export(from, m, &good))
 	packed := func(text []byte) []byte {
 		var b bytes.Buffer
 		w, err := NewWriter(&b)
-		must(t, err)
+		check.Must(t, err)
 		_, err = w.Write(text)
-		must(t, err)
+		check.Must(t, err)
 		_, _, err = w.Close()
-		must(t, err)
+		check.Must(t, err)
 		return b.Bytes()
 	}
 	manifest := func(change func(*snapshots.Manifest)) string {
@@ -269,18 +269,18 @@ func TestImportHostile(t *testing.T) {
 		return jsonOf(t, other)
 	}
 	real, err := from.Layer(l)
-	must(t, err)
+	check.Must(t, err)
 	layer, err := io.ReadAll(real)
-	must(t, err, real.Close())
+	check.Must(t, err, real.Close())
 	type part struct{ name, content string }
 	plain := part{"manifest.json", manifest(func(*snapshots.Manifest) {})}
 	right := part{"layers/" + l.SHA256 + ".tar.zst", string(layer)}
 	bomb := packed(make([]byte, 64<<20))
 	// Change the uncompressed data: a bit of the compressed layer may have no meaning.
 	r, err := NewReader(bytes.NewReader(layer))
-	must(t, err)
+	check.Must(t, err)
 	flipped, err := io.ReadAll(r)
-	must(t, err)
+	check.Must(t, err)
 	r.Close()
 	flipped[bytes.Index(flipped, []byte("#!/bin/sh\n"))] ^= 1
 	flipped = packed(flipped)
@@ -313,11 +313,11 @@ func TestImportHostile(t *testing.T) {
 			var b bytes.Buffer
 			w := tar.NewWriter(&b)
 			for _, p := range parts {
-				must(t, w.WriteHeader(&tar.Header{Name: p.name, Size: int64(len(p.content)), Mode: 0o600}))
+				check.Must(t, w.WriteHeader(&tar.Header{Name: p.name, Size: int64(len(p.content)), Mode: 0o600}))
 				_, err := io.WriteString(w, p.content)
-				must(t, err)
+				check.Must(t, err)
 			}
-			must(t, w.Close())
+			check.Must(t, w.Close())
 			s, dir := newStore(t)
 			_, err := Import(s, &b, "", 0, most)
 			check.That(t, code(err) == "damaged" || code(err) == "too-large", "accepted, or not refused in a line: %v", err)
@@ -339,19 +339,19 @@ func TestImportHostileLayers(t *testing.T) {
 		}
 		s, dir := newStore(t)
 		d, err := s.NewFile()
-		must(t, err)
+		check.Must(t, err)
 		w, err := NewWriter(d.File)
-		must(t, err)
+		check.Must(t, err)
 		text := archive(headers)
 		_, err = w.Write(text)
-		must(t, err)
+		check.Must(t, err)
 		sum, size, err := w.Close()
-		must(t, err)
+		check.Must(t, err)
 		_, err = d.File.Seek(0, 0)
-		must(t, err)
+		check.Must(t, err)
 		err = verify(d.File, []snapshots.Layer{{SHA256: sum, Size: size, Bytes: int64(len(text)), Entries: 10}})
 		check.That(t, code(err) == "damaged", "%s: %v", name, err)
-		must(t, d.Close())
+		check.Must(t, d.Close())
 		n := entries(t, dir, "tmp")
 		check.That(t, len(n) == 0, "left: %q", n)
 	}
@@ -360,9 +360,9 @@ func TestImportHostileLayers(t *testing.T) {
 // ensured unpacks a layer for this user if necessary, and holds it.
 func ensured(t *testing.T, s *snapshots.Store, l snapshots.Layer) *snapshots.Unpacked {
 	t.Helper()
-	must(t, Ensure(s, l, nil))
+	check.Must(t, Ensure(s, l, nil))
 	u, err := s.Unpacked(snapshots.Key(l, uint32(os.Getuid()), uint32(os.Getgid())))
-	must(t, err)
+	check.Must(t, err)
 	return u
 }
 
@@ -373,14 +373,14 @@ func TestDamagedLayer(t *testing.T) {
 	l := m.Trees[0].Layers[0]
 	at := filepath.Join(dir, "layers", l.SHA256+".tar.zst")
 	text, err := os.ReadFile(at)
-	must(t, err)
+	check.Must(t, err)
 	clear(text[len(text)/2 : len(text)/2+64])
-	must(t, os.WriteFile(at, text, 0o600))
+	check.Must(t, os.WriteFile(at, text, 0o600))
 	err = Ensure(s, l, nil)
 	check.That(t, code(err) == "damaged", "%v", err)
 	n := append(entries(t, dir, "tmp"), entries(t, dir, "trees")...)
 	check.That(t, len(n) == 0, "left: %q", n)
-	must(t, os.Remove(at))
+	check.Must(t, os.Remove(at))
 	err = Ensure(s, l, nil)
 	check.That(t, code(err) == "damaged", "%v", err)
 }
@@ -388,11 +388,11 @@ func TestDamagedLayer(t *testing.T) {
 // The store must be private to its owner.
 func TestPrivate(t *testing.T) {
 	dir := t.TempDir()
-	must(t, os.Chmod(dir, 0o755))
+	check.Must(t, os.Chmod(dir, 0o755))
 	_, err := snapshots.Open(dir)
 	check.That(t, code(err) == "data", "%v", err)
 	s, err := snapshots.Look(filepath.Join(dir, "none"))
-	must(t, err)
+	check.Must(t, err)
 	_, err = s.Find("x")
 	check.That(t, code(err) == "not-found", "%v", err)
 	found := s.Sweep(false)
@@ -405,6 +405,6 @@ func TestPrivate(t *testing.T) {
 func jsonOf(t testing.TB, v any) string {
 	t.Helper()
 	b, err := json.Marshal(v)
-	must(t, err)
+	check.Must(t, err)
 	return string(b)
 }

@@ -28,23 +28,16 @@ import (
 	"github.com/sbxrun/sbxrun/tests/check"
 )
 
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	for _, err := range errs {
-		check.Must(t, err)
-	}
-}
-
 // laid creates a layer and an original as overlayfs would have them.
 func laid(t testing.TB) (layer, source string, tree *Tree) {
 	dir := t.TempDir()
 	layer, source = filepath.Join(dir, "layer"), filepath.Join(dir, "source")
-	must(t, os.Mkdir(layer, 0o755), os.Mkdir(source, 0o755), os.Mkdir(filepath.Join(dir, "outside"), 0o755))
-	must(t, os.WriteFile(filepath.Join(dir, "outside/secret"), []byte("secret"), 0o600))
+	check.Must(t, os.Mkdir(layer, 0o755), os.Mkdir(source, 0o755), os.Mkdir(filepath.Join(dir, "outside"), 0o755))
+	check.Must(t, os.WriteFile(filepath.Join(dir, "outside/secret"), []byte("secret"), 0o600))
 	upper, err := os.Open(layer)
-	must(t, err)
+	check.Must(t, err)
 	tree, err = Open(upper, source, time.Now().Add(time.Minute))
-	must(t, err)
+	check.Must(t, err)
 	t.Cleanup(func() { upper.Close(); tree.Close() })
 	return layer, source, tree
 }
@@ -52,20 +45,20 @@ func laid(t testing.TB) (layer, source string, tree *Tree) {
 func put(t testing.TB, dir, name, text string) {
 	t.Helper()
 	name = filepath.Join(dir, name)
-	must(t, os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, []byte(text), 0o644))
+	check.Must(t, os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, []byte(text), 0o644))
 }
 
 // wipe creates a whiteout.
 func wipe(t testing.TB, dir, name string) {
 	t.Helper()
-	must(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755))
-	must(t, unix.Mknod(filepath.Join(dir, name), unix.S_IFCHR, 0)) // allowed for every user since Linux 5.8 (mknod(2))
+	check.Must(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755))
+	check.Must(t, unix.Mknod(filepath.Join(dir, name), unix.S_IFCHR, 0)) // allowed for every user since Linux 5.8 (mknod(2))
 }
 
 func lines(t testing.TB, tree *Tree) (list []Change, text string) {
 	t.Helper()
 	list, warnings, err := tree.Changes(context.Background())
-	must(t, err)
+	check.Must(t, err)
 	for _, c := range list {
 		text += fmt.Sprintf("%s %s %q", c.Kind, c.Type, c.Path)
 		if c.Was != "" {
@@ -90,11 +83,11 @@ func nothingOutside(t testing.TB, source string) {
 	t.Helper()
 	outside := filepath.Join(filepath.Dir(source), "outside")
 	entries, err := os.ReadDir(outside)
-	must(t, err)
+	check.Must(t, err)
 	text, err := os.ReadFile(filepath.Join(outside, "secret"))
-	must(t, err)
+	check.Must(t, err)
 	info, err := os.Stat(outside)
-	must(t, err)
+	check.Must(t, err)
 	check.Require(t, len(entries) == 1 && string(text) == "secret" && info.Mode().Perm() == 0o755, "outside: %v, %q, %v", entries, text, info.Mode())
 	left, _ := filepath.Glob(source + "/.sbxrun-*")
 	check.Require(t, len(left) == 0, "left: %q", left)
@@ -109,7 +102,7 @@ func TestChanges(t *testing.T) {
 	put(t, layer, "text", "new!")
 	put(t, source, "executable", "x")
 	put(t, layer, "executable", "x")
-	must(t, os.Chmod(filepath.Join(layer, "executable"), 0o755))
+	check.Must(t, os.Chmod(filepath.Join(layer, "executable"), 0o755))
 	put(t, source, "gone/a/b", "x")
 	wipe(t, layer, "gone")
 	wipe(t, layer, "never") // of a file created and deleted
@@ -117,15 +110,15 @@ func TestChanges(t *testing.T) {
 	put(t, source, "replaced/kept", "x")
 	put(t, layer, "replaced/new", "y")
 	put(t, layer, "replaced/kept", "x")
-	must(t, unix.Setxattr(filepath.Join(layer, "replaced"), "user.overlay.opaque", []byte("y"), 0))
+	check.Must(t, unix.Setxattr(filepath.Join(layer, "replaced"), "user.overlay.opaque", []byte("y"), 0))
 	put(t, source, "file-to-dir", "x")
 	put(t, layer, "file-to-dir/in", "y")
 	put(t, source, "dir-to-file/in", "x")
 	put(t, layer, "dir-to-file", "y")
 	put(t, layer, "bad\xff\nname", "y")
-	must(t, os.Symlink("../outside", filepath.Join(layer, "link")))
-	must(t, os.Link(filepath.Join(layer, "text"), filepath.Join(layer, "twin")))
-	must(t, unix.Mkfifo(filepath.Join(layer, "zfifo"), 0o644))
+	check.Must(t, os.Symlink("../outside", filepath.Join(layer, "link")))
+	check.Must(t, os.Link(filepath.Join(layer, "text"), filepath.Join(layer, "twin")))
+	check.Must(t, unix.Mkfifo(filepath.Join(layer, "zfifo"), 0o644))
 	list, got := lines(t, tree)
 	want := `added file "bad\xff\nname"
 changed file "dir-to-file" was directory
@@ -143,16 +136,16 @@ added other "zfifo"
 	diff := cmp.Diff(want, got)
 	check.Require(t, diff == "", "-want +got:\n%s", diff)
 	a, err := tree.Apply(context.Background(), list, Options{})
-	must(t, err)
+	check.Must(t, err)
 	check.That(t, len(a.Left) == 4 && len(a.Made) == len(list)-4, "%d made, left %v", len(a.Made), a.Left)
 	// The remaining changes, with the current contents.
 	list, _ = lines(t, tree)
 	_, err = tree.Apply(context.Background(), list, Options{Delete: true, Force: true})
-	must(t, err)
+	check.Must(t, err)
 	_, got = lines(t, tree)
 	check.That(t, got == "added other \"zfifo\"\n", "after the apply:\n%s", got)
 	var one, two unix.Stat_t
-	must(t, unix.Stat(filepath.Join(source, "text"), &one), unix.Stat(filepath.Join(source, "twin"), &two))
+	check.Must(t, unix.Stat(filepath.Join(source, "text"), &one), unix.Stat(filepath.Join(source, "twin"), &two))
 	check.That(t, one.Ino == two.Ino, "two names of a file have become two files")
 	nothingOutside(t, source)
 }
@@ -176,19 +169,19 @@ func TestConflict(t *testing.T) {
 	for _, name := range []string{"copy", "dir2/file", "new", "sub/moved"} {
 		put(t, layer, name, "mine")
 	}
-	must(t, os.Mkdir(filepath.Join(source, "sub"), 0o755))
+	check.Must(t, os.Mkdir(filepath.Join(source, "sub"), 0o755))
 	for _, name := range []string{"copy", "dir2", "dir2/file", "sub/moved"} {
-		must(t, unix.Setxattr(filepath.Join(layer, name), tr.CopiedXattr, nil, 0))
+		check.Must(t, unix.Setxattr(filepath.Join(layer, name), tr.CopiedXattr, nil, 0))
 	}
 	_, got = lines(t, tree)
 	check.That(t, got == "added file \"copy\" conflict\nadded directory \"dir2\" conflict\nadded file \"dir2/file\"\nadded file \"new\"\nadded file \"sub/moved\" conflict\n", "%v", got)
-	must(t, os.RemoveAll(filepath.Join(layer, "sub")), os.RemoveAll(filepath.Join(layer, "dir2")), os.RemoveAll(filepath.Join(layer, "copy")))
+	check.Must(t, os.RemoveAll(filepath.Join(layer, "sub")), os.RemoveAll(filepath.Join(layer, "dir2")), os.RemoveAll(filepath.Join(layer, "copy")))
 	// Changes of the original after the comparison.
 	put(t, source, "text", "old")
 	put(t, layer, "text", "newer")
 	tree.Since = time.Now().Add(time.Minute)
 	list, _ = lines(t, tree)
-	must(t, os.Remove(filepath.Join(source, "text")))
+	check.Must(t, os.Remove(filepath.Join(source, "text")))
 	_, err = tree.Apply(context.Background(), Select(list, []string{"text"}), Options{})
 	check.That(t, err != nil, "made anew, although somebody has removed it")
 	tree.Since = time.Now().Add(time.Minute)
@@ -206,17 +199,17 @@ func TestApplyModes(t *testing.T) {
 	t.Parallel()
 	layer, source, tree := laid(t)
 	put(t, layer, "setuid", "x")
-	must(t, unix.Chmod(filepath.Join(layer, "setuid"), 0o6755))
-	must(t, unix.Setxattr(filepath.Join(layer, "setuid"), "user.attribute", []byte("x"), 0))
+	check.Must(t, unix.Chmod(filepath.Join(layer, "setuid"), 0o6755))
+	check.Must(t, unix.Setxattr(filepath.Join(layer, "setuid"), "user.attribute", []byte("x"), 0))
 	if os.Geteuid() == 0 {
-		must(t, unix.Mknod(filepath.Join(layer, "null"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))))
-		must(t, os.Chown(source, 1234, 1234))
+		check.Must(t, unix.Mknod(filepath.Join(layer, "null"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))))
+		check.Must(t, os.Chown(source, 1234, 1234))
 	}
 	list, _ := lines(t, tree)
 	_, err := tree.Apply(context.Background(), list, Options{})
-	must(t, err)
+	check.Must(t, err)
 	var st unix.Stat_t
-	must(t, unix.Stat(filepath.Join(source, "setuid"), &st))
+	check.Must(t, unix.Stat(filepath.Join(source, "setuid"), &st))
 	check.That(t, st.Mode&0o7777 == 0o755, "mode %o", st.Mode)
 	n, err := unix.Getxattr(filepath.Join(source, "setuid"), "user.attribute", nil)
 	check.That(t, err != nil, "an attribute of %d bytes", n)
@@ -238,7 +231,7 @@ func TestApplyRace(t *testing.T) {
 	wipe(t, layer, "d/sub")
 	outside := filepath.Join(filepath.Dir(source), "outside")
 	for _, dir := range []string{layer, source} {
-		must(t, os.Symlink(outside, filepath.Join(dir, ".evil")))
+		check.Must(t, os.Symlink(outside, filepath.Join(dir, ".evil")))
 	}
 	list, _ := lines(t, tree)
 	var over atomic.Bool
@@ -278,21 +271,21 @@ func TestApplyTheirs(t *testing.T) {
 	for name, below := range names {
 		for n := range 60 {
 			at := filepath.Join(source, name)
-			must(t, os.RemoveAll(at))
+			check.Must(t, os.RemoveAll(at))
 			if below == "" {
 				put(t, source, name, "old")
 			} else {
-				must(t, os.MkdirAll(filepath.Dir(at+below), 0o755))
+				check.Must(t, os.MkdirAll(filepath.Dir(at+below), 0o755))
 			}
 			// The kernel's clock for st_ctime may advance only in ticks.
 			var st unix.Stat_t
-			must(t, unix.Stat(filepath.Dir(at+below), &st))
+			check.Must(t, unix.Stat(filepath.Dir(at+below), &st))
 			if below == "" {
-				must(t, unix.Stat(at, &st))
+				check.Must(t, unix.Stat(at, &st))
 			}
 			tree.Since = time.Unix(st.Ctim.Unix())
 			theirs := filepath.Join(filepath.Dir(source), "theirs")
-			for must(t, os.WriteFile(theirs, []byte("theirs"), 0o644)); !tree.later(&st); must(t, os.Chmod(theirs, 0o644), unix.Stat(theirs, &st)) {
+			for check.Must(t, os.WriteFile(theirs, []byte("theirs"), 0o644)); !tree.later(&st); check.Must(t, os.Chmod(theirs, 0o644), unix.Stat(theirs, &st)) {
 			}
 			list, _ := lines(t, tree)
 			list = Select(list, []string{name})
@@ -327,10 +320,10 @@ func TestApplyTheirs(t *testing.T) {
 func tick(t testing.TB) {
 	t.Helper()
 	name := filepath.Join(t.TempDir(), "tick")
-	must(t, os.WriteFile(name, nil, 0o644))
+	check.Must(t, os.WriteFile(name, nil, 0o644))
 	var first, st unix.Stat_t
-	for must(t, unix.Stat(name, &first)); st.Ctim == (unix.Timespec{}) || st.Ctim == first.Ctim; must(t, unix.Stat(name, &st)) {
-		must(t, os.Chmod(name, 0o644))
+	for check.Must(t, unix.Stat(name, &first)); st.Ctim == (unix.Timespec{}) || st.Ctim == first.Ctim; check.Must(t, unix.Stat(name, &st)) {
+		check.Must(t, os.Chmod(name, 0o644))
 	}
 }
 
@@ -341,35 +334,35 @@ func TestApplyHardLinks(t *testing.T) {
 	for _, theirs := range []string{"", "chmod", "write"} {
 		layer, source, tree := laid(t)
 		for _, name := range []string{"changed", "mode", "gone", "gone-dir/x", "gone-dir2/y", "last"} {
-			must(t, os.MkdirAll(filepath.Dir(filepath.Join(source, name)), 0o755))
+			check.Must(t, os.MkdirAll(filepath.Dir(filepath.Join(source, name)), 0o755))
 			if name == "changed" {
 				put(t, source, name, "old")
 			} else {
-				must(t, os.Link(filepath.Join(source, "changed"), filepath.Join(source, name)))
+				check.Must(t, os.Link(filepath.Join(source, "changed"), filepath.Join(source, name)))
 			}
 		}
-		must(t, os.Symlink("old", filepath.Join(source, "link1")), os.Link(filepath.Join(source, "link1"), filepath.Join(source, "link2")))
+		check.Must(t, os.Symlink("old", filepath.Join(source, "link1")), os.Link(filepath.Join(source, "link1"), filepath.Join(source, "link2")))
 		put(t, layer, "changed", "new")
 		put(t, layer, "mode", "old")
-		must(t, os.Chmod(filepath.Join(layer, "mode"), 0o600))
+		check.Must(t, os.Chmod(filepath.Join(layer, "mode"), 0o600))
 		put(t, layer, "last", "new")
 		for _, name := range []string{"gone", "gone-dir", "gone-dir2", "link1", "link2"} {
 			wipe(t, layer, name)
 		}
 		var st unix.Stat_t
-		must(t, unix.Lstat(filepath.Join(source, "link1"), &st))
+		check.Must(t, unix.Lstat(filepath.Join(source, "link1"), &st))
 		tree.Since = time.Unix(st.Ctim.Unix())
 		tick(t)
 		list, _ := lines(t, tree)
 		last := Select(list, []string{"last"})
 		_, err := tree.Apply(context.Background(), slices.DeleteFunc(slices.Clone(list), func(c Change) bool { return c.Path == "last" }), Options{Delete: true})
-		must(t, err)
+		check.Must(t, err)
 		switch theirs {
 		case "chmod":
 			tick(t)
-			must(t, os.Chmod(filepath.Join(source, "last"), 0o600))
+			check.Must(t, os.Chmod(filepath.Join(source, "last"), 0o600))
 		case "write":
-			must(t, os.WriteFile(filepath.Join(source, "last"), []byte("theirs"), 0o600))
+			check.Must(t, os.WriteFile(filepath.Join(source, "last"), []byte("theirs"), 0o600))
 		}
 		_, err = tree.Apply(context.Background(), last, Options{})
 		check.That(t, (err != nil) == (theirs != ""), "%q: %v", theirs, err)
@@ -400,17 +393,17 @@ func TestSweep(t *testing.T) {
 		// The process could be killed here.
 		if s.Identity != "" {
 			put(t, source, s.Name+"/1", "temporary")
-			must(t, s.Sweep())
+			check.Must(t, s.Sweep())
 		}
 	})})
 	check.Require(t, err != nil && len(notes) == 2 && notes[0].Identity == "" && notes[0].Name == notes[1].Name, "%v: %+v", err, notes)
 	nothingOutside(t, source)
 	for _, s := range append(notes, Staging{Source: []byte(source), Name: ".sbxrun-apply"}) {
 		put(t, victim, "kept", "kept")
-		must(t, os.Chmod(victim, 0o700), os.Rename(victim, filepath.Join(source, s.Name)), s.Sweep())
+		check.Must(t, os.Chmod(victim, 0o700), os.Rename(victim, filepath.Join(source, s.Name)), s.Sweep())
 		got := held(t, source)
 		check.That(t, got[s.Name+"/kept"] == "kept", "%+v: %v", s, got)
-		must(t, os.RemoveAll(filepath.Join(source, s.Name)))
+		check.Must(t, os.RemoveAll(filepath.Join(source, s.Name)))
 	}
 	for _, note := range []string{"", "/some/path", "{}", `{"name": "../x"}`} {
 		s, err := ReadStaging([]byte(note))
@@ -432,10 +425,10 @@ func TestStagingExchanged(t *testing.T) {
 	var notes []Staging
 	_, err := tree.Apply(context.Background(), list, Options{Note: noted(&notes, func(s Staging) {
 		if s.Identity != "" {
-			must(t, os.Rename(filepath.Join(source, s.Name), source+"/moved"), os.Rename(source+"/victim", filepath.Join(source, s.Name)))
+			check.Must(t, os.Rename(filepath.Join(source, s.Name), source+"/moved"), os.Rename(source+"/victim", filepath.Join(source, s.Name)))
 		}
 	})})
-	must(t, err)
+	check.Must(t, err)
 	got := held(t, source)
 	check.That(t, maps.Equal(got, map[string]string{"file": "new", notes[0].Name + "/kept": "kept"}), "%v", got)
 }
@@ -452,13 +445,13 @@ func replaceDir(t *testing.T, replace func(source string)) (layer, source string
 	wipe(t, layer, "cur/gone")
 	put(t, source, "v2/gone", "old")
 	for _, name := range []string{"cur", "cur/deep", "other"} {
-		must(t, unix.Setxattr(filepath.Join(layer, name), tr.CopiedXattr, nil, 0))
+		check.Must(t, unix.Setxattr(filepath.Join(layer, name), tr.CopiedXattr, nil, 0))
 	}
 	tick(t)
 	var st unix.Stat_t
 	name := filepath.Join(layer, "last")
 	put(t, layer, "last", "")
-	must(t, unix.Stat(name, &st), os.Remove(name))
+	check.Must(t, unix.Stat(name, &st), os.Remove(name))
 	tree.Since = time.Unix(st.Ctim.Unix())
 	tick(t)
 	replace(source)
@@ -470,16 +463,16 @@ func replaceDir(t *testing.T, replace func(source string)) (layer, source string
 func TestReplacedDirectory(t *testing.T) {
 	t.Parallel()
 	exchange := func(source string) {
-		must(t, os.Rename(source+"/cur", source+"/v1"), os.Rename(source+"/v2", source+"/cur"))
+		check.Must(t, os.Rename(source+"/cur", source+"/v1"), os.Rename(source+"/v2", source+"/cur"))
 	}
 	for name, replace := range map[string]func(source string){
 		"moved": exchange,
 		"copied": func(source string) {
-			must(t, os.Rename(source+"/cur", source+"/v1"))
+			check.Must(t, os.Rename(source+"/cur", source+"/v1"))
 			put(t, source, "cur/other", "theirs")
 		},
 		"exchanged": func(source string) {
-			must(t, unix.Renameat2(unix.AT_FDCWD, source+"/cur", unix.AT_FDCWD, source+"/v2", unix.RENAME_EXCHANGE))
+			check.Must(t, unix.Renameat2(unix.AT_FDCWD, source+"/cur", unix.AT_FDCWD, source+"/v2", unix.RENAME_EXCHANGE))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -506,11 +499,11 @@ func TestReplacedDirectory(t *testing.T) {
 	check.That(t, !strings.Contains(text, "conflict"), "%s", text)
 	list = slices.DeleteFunc(list, func(c Change) bool { return c.Path == "other/h" })
 	_, err := tree.Apply(context.Background(), list, Options{Delete: true})
-	must(t, err)
+	check.Must(t, err)
 	list, text = lines(t, tree)
 	check.That(t, !strings.Contains(text, "conflict") && len(list) != 0, "after an apply: %s", text)
 	_, err = tree.Apply(context.Background(), list, Options{Delete: true})
-	must(t, err)
+	check.Must(t, err)
 	nothingOutside(t, source)
 }
 
@@ -524,8 +517,8 @@ func TestApplyTwice(t *testing.T) {
 	put(t, layer, "empty/x", "new")
 	put(t, source, "mode/f", "old")
 	put(t, layer, "mode/f", "old")
-	must(t, os.Chmod(layer+"/mode", 0o700), unix.Setxattr(layer+"/mode", tr.CopiedXattr, nil, 0))
-	must(t, os.Remove(layer+"/empty/x"), os.Chmod(layer+"/old", 0o700), unix.Setxattr(layer+"/old", tr.CopiedXattr, nil, 0))
+	check.Must(t, os.Chmod(layer+"/mode", 0o700), unix.Setxattr(layer+"/mode", tr.CopiedXattr, nil, 0))
+	check.Must(t, os.Remove(layer+"/empty/x"), os.Chmod(layer+"/old", 0o700), unix.Setxattr(layer+"/old", tr.CopiedXattr, nil, 0))
 	tree.Since = time.Now()
 	tick(t)
 	for _, name := range []string{"", "old/g", "made/sub/g", "empty/g", "mode/g"} {
@@ -551,7 +544,7 @@ func TestReplacedMeanwhile(t *testing.T) {
 	put(t, layer, "cur/deep/g", "new")
 	put(t, layer, "made/x/f", "new")
 	list, _ := lines(t, tree)
-	must(t, os.Rename(source+"/cur", source+"/v1"), os.Rename(source+"/v2", source+"/cur"))
+	check.Must(t, os.Rename(source+"/cur", source+"/v1"), os.Rename(source+"/v2", source+"/cur"))
 	_, err := tree.Apply(context.Background(), Select(list, []string{"cur"}), Options{})
 	check.That(t, err != nil && strings.Contains(err.Error(), "was replaced"), "%v", err)
 	put(t, source, "made/x/theirs", "theirs")
@@ -570,10 +563,10 @@ func TestApplyExchange(t *testing.T) {
 		put(t, layer, fmt.Sprintf("d/sub/f%d", i), "new")
 	}
 	for _, dir := range []string{"d/sub", "keep/sub"} {
-		must(t, os.MkdirAll(filepath.Join(source, dir), 0o755))
+		check.Must(t, os.MkdirAll(filepath.Join(source, dir), 0o755))
 	}
 	keep, err := os.Open(source + "/keep/sub")
-	must(t, err)
+	check.Must(t, err)
 	defer keep.Close()
 	list, _ := lines(t, tree)
 	var over atomic.Bool
@@ -607,10 +600,10 @@ func TestMark(t *testing.T) {
 		"chmod": {"x", "x", 0o644, 0o755}, "became": {"x", "#!/bin/sh", 0o644, 0o644}, "edited": {"#!/bin/sh", "#!/bin/sh -e", 0o644, 0o755}, "closed": {"", "#!", 0, 0o111},
 	} {
 		put(t, layer, name, f.now)
-		must(t, os.Chmod(filepath.Join(layer, name), f.nowMode))
+		check.Must(t, os.Chmod(filepath.Join(layer, name), f.nowMode))
 		if f.was != "" {
 			put(t, source, name, f.was)
-			must(t, os.Chmod(filepath.Join(source, name), f.wasMode))
+			check.Must(t, os.Chmod(filepath.Join(source, name), f.wasMode))
 		}
 	}
 	wipe(t, layer, "gone")
@@ -639,15 +632,15 @@ func TestForeignDirectory(t *testing.T) {
 		put(t, layer, "d/f", "new")
 		put(t, layer, "d/g", "new")
 		wipe(t, layer, "x")
-		must(t, filepath.WalkDir(source, func(name string, _ os.DirEntry, err error) error {
+		check.Must(t, filepath.WalkDir(source, func(name string, _ os.DirEntry, err error) error {
 			return errors.Join(err, os.Lchown(name, 61000, 61000))
 		}))
-		must(t, os.Chown(source+"/d", owner, owner), os.Chown(source+"/x/y", owner, owner))
+		check.Must(t, os.Chown(source+"/d", owner, owner), os.Chown(source+"/x/y", owner, owner))
 		upper, err := os.Open(layer)
-		must(t, err)
+		check.Must(t, err)
 		defer upper.Close()
 		tree, err := Open(upper, source, time.Now().Add(time.Minute))
-		must(t, err)
+		check.Must(t, err)
 		defer tree.Close()
 		list, text := lines(t, tree)
 		want := "changed file \"d/f\" conflict\nadded file \"d/g\" conflict\ndeleted directory \"x\" conflict\n"
@@ -657,7 +650,7 @@ func TestForeignDirectory(t *testing.T) {
 		got := held(t, source)
 		check.That(t, maps.Equal(got, map[string]string{"d/f": "old", "x/y/f": "old"}), "%v", got)
 		_, err = tree.Apply(context.Background(), list, Options{Delete: true, Force: true})
-		must(t, err)
+		check.Must(t, err)
 	}
 }
 
@@ -666,21 +659,21 @@ func TestTar(t *testing.T) {
 	layer, source, tr := laid(t)
 	put(t, source, "first", "text")
 	put(t, layer, "first", "text") // only touched, which is no change
-	must(t, os.Link(layer+"/first", layer+"/second"), os.Link(layer+"/first", layer+"/third"))
+	check.Must(t, os.Link(layer+"/first", layer+"/second"), os.Link(layer+"/first", layer+"/third"))
 	put(t, layer, ".wh.kept", "")
 	list, _, err := tr.Changes(context.Background())
-	must(t, err)
+	check.Must(t, err)
 	var b bytes.Buffer
-	must(t, tr.Tar(&b, list))
+	check.Must(t, tr.Tar(&b, list))
 	got := ""
 	for r := tar.NewReader(&b); ; {
 		h, err := r.Next()
 		if err == io.EOF {
 			break
 		}
-		must(t, err)
+		check.Must(t, err)
 		text, err := io.ReadAll(r)
-		must(t, err)
+		check.Must(t, err)
 		got += fmt.Sprintf("%s %q %s %s\n", h.Name, h.Linkname, text, h.PAXRecords["SBXRUN.kind"])
 	}
 	want := ".wh.kept \"\"  file\nsecond \"\" text \nthird \"second\"  \n"
@@ -716,9 +709,9 @@ func TestLayers(t *testing.T) {
 		}
 		var grow func(at string, depth int, layer bool)
 		grow = func(at string, depth int, layer bool) {
-			must(t, os.Mkdir(at, 0o755))
+			check.Must(t, os.Mkdir(at, 0o755))
 			if layer && r.IntN(4) == 0 {
-				must(t, unix.Setxattr(at, "user.overlay.opaque", []byte("y"), 0))
+				check.Must(t, unix.Setxattr(at, "user.overlay.opaque", []byte("y"), 0))
 			}
 			for _, name := range names {
 				name = filepath.Join(at, name)
@@ -726,11 +719,11 @@ func TestLayers(t *testing.T) {
 				case what < 2 && depth < 3:
 					grow(name, depth+1, layer)
 				case what == 2:
-					must(t, os.WriteFile(name, fmt.Appendf(nil, "%d", r.IntN(3)), 0o644))
+					check.Must(t, os.WriteFile(name, fmt.Appendf(nil, "%d", r.IntN(3)), 0o644))
 				case what == 3:
-					must(t, os.Symlink(fmt.Sprint(r.IntN(3)), name))
+					check.Must(t, os.Symlink(fmt.Sprint(r.IntN(3)), name))
 				case what == 4 && layer:
-					must(t, unix.Mknod(name, unix.S_IFCHR, 0))
+					check.Must(t, unix.Mknod(name, unix.S_IFCHR, 0))
 				}
 			}
 		}
@@ -744,9 +737,9 @@ func TestLayers(t *testing.T) {
 			check.NoDiff(t, cmp.Diff(mounted(t, dirs), shown), "seed %d: -overlayfs +model", seed)
 		}
 		upper, err := os.Open(dirs[0])
-		must(t, err)
+		check.Must(t, err)
 		tree, err := Open(upper, dir+"/original", time.Now().Add(time.Minute), dirs[1:len(dirs)-1]...)
-		must(t, err)
+		check.Must(t, err)
 		list, text := lines(t, tree)
 		check.That(t, slices.IsSortedFunc(list, func(a, b Change) int { return comparePaths(a.Path, b.Path) }) || len(dirs) <= 2, "seed %d: not in order:\n%s", seed, text)
 		_, err = tree.Apply(context.Background(), list, Options{Delete: true})
@@ -764,7 +757,7 @@ func TestLayers(t *testing.T) {
 func mounted(t testing.TB, dirs []string) map[string]string {
 	t.Helper()
 	at := filepath.Join(t.TempDir(), "mounted")
-	must(t, os.Mkdir(at, 0o755))
+	check.Must(t, os.Mkdir(at, 0o755))
 	script := `mount -t overlay -o userxattr,lowerdir="$1" overlay "$2" && cd "$2" && find . -type d -printf '%P=directory\0' -o -type l -printf '%P=link %l\0' -o -type f -printf '%P=file ' -exec cat {} \; -printf '\0'`
 	out, err := exec.Command("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh", strings.Join(dirs, ":"), at).CombinedOutput()
 	check.Require(t, err == nil, "%v %s", err, out)
@@ -783,19 +776,19 @@ func merge(t testing.TB, shown map[string]string, dir, at string) {
 		maps.DeleteFunc(shown, func(other, _ string) bool { return other == name || strings.HasPrefix(other, name+"/") || name == "." })
 	}
 	var st unix.Stat_t
-	must(t, unix.Lstat(filepath.Join(dir, at), &st))
+	check.Must(t, unix.Lstat(filepath.Join(dir, at), &st))
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFCHR:
 		forget(at)
 	case unix.S_IFREG:
 		forget(at)
 		b, err := os.ReadFile(filepath.Join(dir, at))
-		must(t, err)
+		check.Must(t, err)
 		shown[at] = "file " + string(b)
 	case unix.S_IFLNK:
 		forget(at)
 		target, err := os.Readlink(filepath.Join(dir, at))
-		must(t, err)
+		check.Must(t, err)
 		shown[at] = "link " + target
 	default:
 		var value [8]byte
@@ -804,7 +797,7 @@ func merge(t testing.TB, shown map[string]string, dir, at string) {
 		}
 		shown[at] = "directory"
 		entries, err := os.ReadDir(filepath.Join(dir, at))
-		must(t, err)
+		check.Must(t, err)
 		for _, e := range entries {
 			merge(t, shown, dir, filepath.Join(at, e.Name()))
 		}
@@ -826,17 +819,17 @@ func TestApplyReadOnly(t *testing.T) {
 	wipe(t, layer, "gone")
 	wipe(t, layer, "kept/g")
 	if os.Geteuid() == 0 {
-		must(t, filepath.WalkDir(filepath.Dir(source), func(name string, _ os.DirEntry, err error) error {
+		check.Must(t, filepath.WalkDir(filepath.Dir(source), func(name string, _ os.DirEntry, err error) error {
 			return errors.Join(err, os.Lchown(name, 65534, 65534))
 		}))
 	}
 	for _, name := range []string{"gone/sub", "gone", "replaced", "kept", "."} {
-		must(t, os.Chmod(filepath.Join(source, name), 0o555))
+		check.Must(t, os.Chmod(filepath.Join(source, name), 0o555))
 	}
 	t.Cleanup(func() { // so that an ordinary user can remove it
-		must(t, os.Chmod(source, 0o755), os.Chmod(source+"/kept", 0o755), os.Chmod(layer, 0o755), os.Chmod(layer+"/kept", 0o755))
+		check.Must(t, os.Chmod(source, 0o755), os.Chmod(source+"/kept", 0o755), os.Chmod(layer, 0o755), os.Chmod(layer+"/kept", 0o755))
 	})
-	must(t, os.Chmod(layer, 0o555), os.Chmod(layer+"/kept", 0o555))
+	check.Must(t, os.Chmod(layer, 0o555), os.Chmod(layer+"/kept", 0o555))
 	list, _ := lines(t, tree)
 	done := make(chan error)
 	go func() {
@@ -852,7 +845,7 @@ func TestApplyReadOnly(t *testing.T) {
 		_, err := tree.Apply(context.Background(), list, Options{Delete: true})
 		done <- err
 	}()
-	must(t, <-done)
+	check.Must(t, <-done)
 	want := map[string]string{"replaced": "new", "kept/f": "new", "kept/new": "new"}
 	got := held(t, source)
 	check.That(t, maps.Equal(got, want), "%v", got)
@@ -871,9 +864,9 @@ func TestGoneMeanwhile(t *testing.T) {
 		put(t, layer, name, "new")
 	}
 	list, _ := lines(t, tree)
-	must(t, os.Remove(layer+"/a"), os.Remove(layer+"/b"), os.Symlink("c", layer+"/b"), os.RemoveAll(layer+"/d"), os.Remove(layer+"/f"), os.Mkdir(layer+"/f", 0o755))
+	check.Must(t, os.Remove(layer+"/a"), os.Remove(layer+"/b"), os.Symlink("c", layer+"/b"), os.RemoveAll(layer+"/d"), os.Remove(layer+"/f"), os.Mkdir(layer+"/f", 0o755))
 	var b bytes.Buffer
-	must(t, tree.Tar(&b, list))
+	check.Must(t, tree.Tar(&b, list))
 	r := tar.NewReader(&b)
 	for _, want := range []string{"c", "d/"} {
 		h, err := r.Next()
@@ -889,7 +882,7 @@ func TestGoneMeanwhile(t *testing.T) {
 func held(t testing.TB, dir string) map[string]string {
 	t.Helper()
 	files := map[string]string{}
-	must(t, filepath.WalkDir(dir, func(name string, e os.DirEntry, err error) error {
+	check.Must(t, filepath.WalkDir(dir, func(name string, e os.DirEntry, err error) error {
 		if err == nil && e.Type().IsRegular() {
 			var b []byte
 			b, err = os.ReadFile(name)
@@ -910,11 +903,11 @@ func TestApplyOnOverlay(t *testing.T) {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		t.Skip(err)
 	}
-	must(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
+	check.Must(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
 	for _, force := range []bool{false, true} {
 		dir := t.TempDir()
 		for _, name := range []string{"layer", "lower", "upper", "work", "source"} {
-			must(t, os.Mkdir(filepath.Join(dir, name), 0o755))
+			check.Must(t, os.Mkdir(filepath.Join(dir, name), 0o755))
 		}
 		for _, name := range []string{"gone/f", "gone/a/b/c/f", "replaced/a/f", "kept"} {
 			put(t, dir+"/lower", name, "old")
@@ -924,15 +917,15 @@ func TestApplyOnOverlay(t *testing.T) {
 		if err := unix.Mount("overlay", source, "overlay", 0, options); err != nil {
 			t.Skip(err)
 		}
-		t.Cleanup(func() { must(t, unix.Unmount(source, unix.MNT_DETACH)) })
+		t.Cleanup(func() { check.Must(t, unix.Unmount(source, unix.MNT_DETACH)) })
 		put(t, source, "gone/a/here/f", "of the upper layer")
 		put(t, dir+"/layer", "replaced", "new")
 		wipe(t, dir+"/layer", "gone")
 		upper, err := os.Open(dir + "/layer")
-		must(t, err)
+		check.Must(t, err)
 		defer upper.Close()
 		tree, err := Open(upper, source, time.Now().Add(time.Minute))
-		must(t, err)
+		check.Must(t, err)
 		defer tree.Close()
 		list, _ := lines(t, tree)
 		_, err = tree.Apply(context.Background(), list, Options{Delete: true, Force: force})

@@ -29,19 +29,19 @@ func TestPatchTaken(t *testing.T) {
 		"empty": func(dir, name string) { put(t, dir, name, "") },
 		"closed": func(dir, name string) {
 			put(t, dir, name, "same\n")
-			must(t, os.Chmod(filepath.Join(dir, name), 0o600))
+			check.Must(t, os.Chmod(filepath.Join(dir, name), 0o600))
 		},
 		"group": func(dir, name string) {
 			put(t, dir, name, "same\n")
-			must(t, os.Chmod(filepath.Join(dir, name), 0o654))
+			check.Must(t, os.Chmod(filepath.Join(dir, name), 0o654))
 		},
 		"program": func(dir, name string) {
 			put(t, dir, name, "same\n")
-			must(t, os.Chmod(filepath.Join(dir, name), 0o744))
+			check.Must(t, os.Chmod(filepath.Join(dir, name), 0o744))
 		},
-		"link":  func(dir, name string) { must(t, os.Symlink(dir, filepath.Join(dir, name))) },
+		"link":  func(dir, name string) { check.Must(t, os.Symlink(dir, filepath.Join(dir, name))) },
 		"dir":   func(dir, name string) { put(t, dir, name+"/in", dir+"\n"); put(t, dir, name+"/deep/in", "same\n") },
-		"other": func(dir, name string) { must(t, unix.Mkfifo(filepath.Join(dir, name), 0o644)) },
+		"other": func(dir, name string) { check.Must(t, unix.Mkfifo(filepath.Join(dir, name), 0o644)) },
 		"none":  func(dir, name string) {},
 	}
 	for before, old := range kinds {
@@ -68,7 +68,7 @@ func TestPatchTaken(t *testing.T) {
 	}
 	list, _ := lines(t, tree)
 	var b bytes.Buffer
-	must(t, tree.Patch(&b, list))
+	check.Must(t, tree.Patch(&b, list))
 	copied := filepath.Join(filepath.Dir(source), "copied")
 	out, err := exec.Command("cp", "-a", source, copied).CombinedOutput()
 	check.Require(t, err == nil, "%v %s", err, out)
@@ -78,28 +78,28 @@ func TestPatchTaken(t *testing.T) {
 	out, err = apply.CombinedOutput()
 	check.Require(t, err == nil && len(out) <= 0, "%v\n%s\nof:\n%s", err, out, text)
 	_, err = tree.Apply(context.Background(), list, Options{Delete: true})
-	must(t, err)
+	check.Must(t, err)
 	check.NoDiff(t, cmp.Diff(files(t, source), files(t, copied)), "-apply +git apply")
 }
 
 // files returns the files in a directory as git(1) sees them.
 func files(t *testing.T, dir string) map[string]string {
 	found := map[string]string{}
-	must(t, filepath.WalkDir(dir, func(name string, e os.DirEntry, err error) error {
+	check.Must(t, filepath.WalkDir(dir, func(name string, e os.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
 		info, err := e.Info()
-		must(t, err)
+		check.Must(t, err)
 		below, _ := filepath.Rel(dir, name)
 		switch info.Mode().Type() {
 		case 0:
 			text, err := os.ReadFile(name)
-			must(t, err)
+			check.Must(t, err)
 			found[below] = fmt.Sprintf("%v %q", info.Mode()&0o100, text)
 		case os.ModeSymlink:
 			target, err := os.Readlink(name)
-			must(t, err)
+			check.Must(t, err)
 			found[below] = "-> " + target
 		}
 		return nil

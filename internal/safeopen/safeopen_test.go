@@ -13,16 +13,11 @@ import (
 	"github.com/sbxrun/sbxrun/tests/check"
 )
 
-func must(t *testing.T, errs ...error) {
-	t.Helper()
-	check.Must(t, errors.Join(errs...))
-}
-
 // same reports whether fd is the file at path.
 func same(t *testing.T, fd int, path string) bool {
 	t.Helper()
 	var a, b unix.Stat_t
-	must(t, unix.Fstat(fd, &a), unix.Stat(path, &b))
+	check.Must(t, unix.Fstat(fd, &a), unix.Stat(path, &b))
 	return a.Dev == b.Dev && a.Ino == b.Ino
 }
 
@@ -30,10 +25,10 @@ func same(t *testing.T, fd int, path string) bool {
 func TestSource(t *testing.T) {
 	top := t.TempDir()
 	t.Chdir(top)
-	must(t, os.MkdirAll("a/b", 0o755), os.WriteFile("a/b/file", nil, 0o600), os.WriteFile("secret", nil, 0o600),
+	check.Must(t, os.MkdirAll("a/b", 0o755), os.WriteFile("a/b/file", nil, 0o600), os.WriteFile("secret", nil, 0o600),
 		os.Symlink("../../secret", "a/b/out"), os.Symlink("a", "dir"), os.Symlink("/proc/self/cwd", "proc"))
 	opened, err := os.Open("a/b/file")
-	must(t, err)
+	check.Must(t, err)
 	defer opened.Close()
 	for path, link := range map[string]string{
 		"a/b/file": "", top + "/a/b/file": "", "a/b/../b/file": "", "/proc/self/cwd/a/b/file": "", fmt.Sprintf("/dev/fd/%d", opened.Fd()): "",
@@ -57,7 +52,7 @@ func TestSource(t *testing.T) {
 func TestOpen(t *testing.T) {
 	top := t.TempDir()
 	t.Chdir(top)
-	must(t, os.MkdirAll("a/b", 0o755), os.WriteFile("a/b/file", nil, 0o600), os.WriteFile("none", nil, 0o600),
+	check.Must(t, os.MkdirAll("a/b", 0o755), os.WriteFile("a/b/file", nil, 0o600), os.WriteFile("none", nil, 0o600),
 		os.Symlink("a/b", "relative"), os.Symlink(top+"/a", "absolute"), os.Symlink("../../absolute/b/file", "a/b/chain"),
 		os.Symlink("loop", "loop"), os.Symlink("file", "a/b/last"))
 	for path, want := range map[string]string{
@@ -90,9 +85,9 @@ func TestOpen(t *testing.T) {
 // Open follows as many links as the kernel (path_resolution(7)) and no more.
 func TestOpenMany(t *testing.T) {
 	t.Chdir(t.TempDir())
-	must(t, os.WriteFile("0", nil, 0o600))
+	check.Must(t, os.WriteFile("0", nil, 0o600))
 	for i := range maxLinks + 1 {
-		must(t, os.Symlink(strconv.Itoa(i), strconv.Itoa(i+1)))
+		check.Must(t, os.Symlink(strconv.Itoa(i), strconv.Itoa(i+1)))
 	}
 	fd, err := Open(strconv.Itoa(maxLinks))
 	check.That(t, err == nil && same(t, fd, "0"), "%d links: %v", maxLinks, err)
@@ -105,9 +100,9 @@ func TestOpenMany(t *testing.T) {
 func TestOpenDescriptor(t *testing.T) {
 	name := t.TempDir() + "/file"
 	f, err := os.Create(name)
-	must(t, err)
+	check.Must(t, err)
 	defer f.Close()
-	must(t, os.Remove(name), os.WriteFile(name+" (deleted)", nil, 0o600))
+	check.Must(t, os.Remove(name), os.WriteFile(name+" (deleted)", nil, 0o600))
 	path := fmt.Sprintf("/proc/self/fd/%d", f.Fd())
 	fd, err := Open(path)
 	check.Require(t, err == nil && same(t, fd, path), "%s: %v", path, err)
@@ -120,7 +115,7 @@ func TestOpenGroup(t *testing.T) {
 		return // see TestOpenOthers
 	}
 	top := t.TempDir()
-	must(t, os.Chmod(top, 0o775), os.Mkdir(top+"/dir", 0o755), os.Symlink("dir", top+"/link"))
+	check.Must(t, os.Chmod(top, 0o775), os.Mkdir(top+"/dir", 0o755), os.Symlink("dir", top+"/link"))
 	fd, err := Open(top + "/link")
 	check.OK(t, err)
 	unix.Close(fd)
@@ -132,7 +127,7 @@ func TestOpenOthers(t *testing.T) {
 		return // only root can create files of other users
 	}
 	top := t.TempDir()
-	must(t, os.MkdirAll(top+"/dir/sub", 0o755), os.WriteFile(top+"/dir/sub/file", nil, 0o600),
+	check.Must(t, os.MkdirAll(top+"/dir/sub", 0o755), os.WriteFile(top+"/dir/sub/file", nil, 0o600),
 		os.Symlink("sub", top+"/dir/theirs"), os.Lchown(top+"/dir/theirs", 61000, 61000), os.Symlink(".", top+"/dir/mine"),
 		os.Mkdir(top+"/open", 0o755), os.Symlink("../dir", top+"/open/link"), os.Chown(top+"/open", 61000, 61000),
 		os.Mkdir(top+"/group", 0o755), os.Symlink("../dir", top+"/group/link"), os.Chmod(top+"/group", 0o775),

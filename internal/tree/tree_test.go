@@ -21,18 +21,11 @@ import (
 	"github.com/sbxrun/sbxrun/tests/check"
 )
 
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	for _, err := range errs {
-		check.Must(t, err)
-	}
-}
-
 // opened opens a directory and returns a walk with generous bounds.
 func opened(t testing.TB, dir string) (int, *Walk) {
 	t.Helper()
 	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	must(t, err)
+	check.Must(t, err)
 	t.Cleanup(func() { unix.Close(fd) })
 	return fd, &Walk{Entries: 1 << 20, Text: math.MaxInt, Depth: 100, Path: unix.PathMax, Files: true}
 }
@@ -67,15 +60,15 @@ func TestWalk(t *testing.T) {
 	dir := t.TempDir()
 	fd, w := opened(t, dir)
 	long := strings.Repeat("n", 253) + "\n\xff"
-	must(t, os.MkdirAll(dir+"/a/b", 0o755), os.WriteFile(dir+"/a/"+long, []byte("x"), 0o600), os.Symlink("/etc", dir+"/a/link"), unix.Mkfifo(dir+"/fifo", 0o600))
-	must(t, unix.Mknod(dir+"/white", unix.S_IFCHR, 0))
+	check.Must(t, os.MkdirAll(dir+"/a/b", 0o755), os.WriteFile(dir+"/a/"+long, []byte("x"), 0o600), os.Symlink("/etc", dir+"/a/link"), unix.Mkfifo(dir+"/fifo", 0o600))
+	check.Must(t, unix.Mknod(dir+"/white", unix.S_IFCHR, 0))
 	got, err := seen(t, w, fd)
-	must(t, err)
+	check.Must(t, err)
 	want := fmt.Sprintf("\"a\" 4\n\"a/b\" 4\n\"a/link\" 12 -> /etc\n%q 10\n\"fifo\" 1\n\"white\" 2\n", "a/"+long)
 	check.That(t, got == want, "%s, want %s", got, want)
 	target, err := Readlink(fd, "a/link")
 	check.That(t, target == "/etc", "%q, %v", target, err)
-	must(t, os.WriteFile(dir+"/a/sh", nil, 0o600))
+	check.Must(t, os.WriteFile(dir+"/a/sh", nil, 0o600))
 	w.Pattern = []string{"a", "[a-m]*"}
 	got, err = seen(t, w, fd)
 	check.That(t, got == "\"a/b\" 4\n\"a/link\" 12 -> /etc\n", "pattern: %s, %v", got, err)
@@ -84,7 +77,7 @@ func TestWalk(t *testing.T) {
 // Readlink does not follow a directory that was replaced by a link.
 func TestReadlinkBehind(t *testing.T) {
 	dir := t.TempDir()
-	must(t, os.MkdirAll(dir+"/in", 0o755), os.Mkdir(dir+"/out", 0o755), os.Symlink("secret", dir+"/out/link"), os.Symlink("../out", dir+"/in/d"))
+	check.Must(t, os.MkdirAll(dir+"/in", 0o755), os.Mkdir(dir+"/out", 0o755), os.Symlink("secret", dir+"/out/link"), os.Symlink("../out", dir+"/in/d"))
 	fd, _ := opened(t, dir+"/in")
 	for _, name := range []string{"d/link", "../out/link"} {
 		target, err := Readlink(fd, name)
@@ -100,9 +93,9 @@ func TestReadlinkBehind(t *testing.T) {
 func TestBounds(t *testing.T) {
 	dir := t.TempDir()
 	deep := strings.Repeat("d/", 40)
-	must(t, os.MkdirAll(dir+"/"+deep, 0o755))
+	check.Must(t, os.MkdirAll(dir+"/"+deep, 0o755))
 	for i := range 200 {
-		must(t, os.WriteFile(fmt.Sprintf("%s/f%d", dir, i), nil, 0o600))
+		check.Must(t, os.WriteFile(fmt.Sprintf("%s/f%d", dir, i), nil, 0o600))
 	}
 	fd, plenty := opened(t, dir)
 	for name, change := range map[string]func(*Walk){
@@ -132,12 +125,12 @@ func TestBounds(t *testing.T) {
 // A directory that was removed after it was opened has no entries (getdents(2): ENOENT).
 func TestRemovedMeanwhile(t *testing.T) {
 	dir := t.TempDir()
-	must(t, os.Mkdir(dir+"/a", 0o755), os.Mkdir(dir+"/b", 0o755))
+	check.Must(t, os.Mkdir(dir+"/a", 0o755), os.Mkdir(dir+"/b", 0o755))
 	fd, w := opened(t, dir)
 	n := 0
 	for e, err := range w.Below(t.Context(), fd, "") {
-		must(t, err)
-		must(t, os.Remove(filepath.Join(dir, e.Name)))
+		check.Must(t, err)
+		check.Must(t, os.Remove(filepath.Join(dir, e.Name)))
 		n++
 	}
 	check.That(t, n == 2, "%d entries", n)
@@ -146,15 +139,15 @@ func TestRemovedMeanwhile(t *testing.T) {
 // A walk skips entries removed before it reaches them. A cancelled walk returns one error and leaks no descriptors.
 func TestWalkRemovedEntries(t *testing.T) {
 	dir := t.TempDir()
-	must(t, os.Mkdir(dir+"/a", 0o755), os.Mkdir(dir+"/b", 0o755), os.WriteFile(dir+"/c", nil, 0o600))
+	check.Must(t, os.Mkdir(dir+"/a", 0o755), os.Mkdir(dir+"/b", 0o755), os.WriteFile(dir+"/c", nil, 0o600))
 	fd, w := opened(t, dir)
 	before, err := os.ReadDir("/proc/self/fd")
-	must(t, err)
+	check.Must(t, err)
 	got := ""
 	for e, err := range w.Below(t.Context(), fd, "") {
-		must(t, err)
+		check.Must(t, err)
 		if got += e.Name; e.Name == "a" {
-			must(t, os.Remove(dir+"/b"))
+			check.Must(t, os.Remove(dir+"/b"))
 		}
 	}
 	check.That(t, got == "ac", "%q", got)
@@ -171,9 +164,9 @@ func TestWalkRemovedEntries(t *testing.T) {
 // A file with a lease gives an error at once.
 func TestLease(t *testing.T) {
 	dir := t.TempDir()
-	must(t, os.WriteFile(dir+"/a", nil, 0o600), os.WriteFile(dir+"/b", nil, 0o600))
+	check.Must(t, os.WriteFile(dir+"/a", nil, 0o600), os.WriteFile(dir+"/b", nil, 0o600))
 	f, err := os.OpenFile(dir+"/a", os.O_RDWR, 0)
-	must(t, err)
+	check.Must(t, err)
 	defer f.Close()
 	_, err = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK)
 	check.Require(t, err == nil, "lease: %v", err)
@@ -198,16 +191,16 @@ func TestModTime(t *testing.T) {
 // Remove removes directories deeper than any path and closed directories, and does not follow links.
 func TestRemove(t *testing.T) {
 	dir := t.TempDir()
-	must(t, os.WriteFile(dir+"/kept", nil, 0o600), os.Mkdir(dir+"/top", 0o755))
+	check.Must(t, os.WriteFile(dir+"/kept", nil, 0o600), os.Mkdir(dir+"/top", 0o755))
 	at, _ := opened(t, dir+"/top")
 	for i := range 5000 {
-		must(t, unix.Mkdirat(at, "d", 0o755))
+		check.Must(t, unix.Mkdirat(at, "d", 0o755))
 		if i%1000 == 0 {
-			must(t, unix.Symlinkat(dir, at, "link"), unix.Linkat(unix.AT_FDCWD, dir+"/kept", at, "hard", 0))
-			must(t, unix.Mkdirat(at, "closed", 0o755), unix.Mkdirat(at, "closed/in", 0), unix.Fchmodat(at, "closed", 0, 0))
+			check.Must(t, unix.Symlinkat(dir, at, "link"), unix.Linkat(unix.AT_FDCWD, dir+"/kept", at, "hard", 0))
+			check.Must(t, unix.Mkdirat(at, "closed", 0o755), unix.Mkdirat(at, "closed/in", 0), unix.Fchmodat(at, "closed", 0, 0))
 		}
 		next, err := unix.Openat(at, "d", unix.O_PATH|unix.O_CLOEXEC, 0)
-		must(t, err)
+		check.Must(t, err)
 		if i > 0 {
 			unix.Close(at)
 		}
@@ -215,7 +208,7 @@ func TestRemove(t *testing.T) {
 	}
 	unix.Close(at)
 	fd, _ := opened(t, dir)
-	must(t, Remove(fd, "top"), Remove(fd, "top"))
+	check.Must(t, Remove(fd, "top"), Remove(fd, "top"))
 	entries, err := os.ReadDir(dir)
 	check.That(t, err == nil && len(entries) == 1, "%v, %v", entries, err)
 	err = Remove(fd, "kept/name")
@@ -231,9 +224,9 @@ func read(t testing.TB, b []byte) (text string) {
 		if err == io.EOF {
 			return text
 		}
-		must(t, err)
+		check.Must(t, err)
 		content, err := io.ReadAll(r)
-		must(t, err)
+		check.Must(t, err)
 		text += fmt.Sprintf("%c %q %q %s\n", h.Typeflag, h.Name, h.Linkname, content)
 	}
 }
@@ -242,16 +235,16 @@ func read(t testing.TB, b []byte) (text string) {
 // consists of holes does not become a flood of zeros.
 func TestArchive(t *testing.T) {
 	dir := t.TempDir()
-	must(t, os.WriteFile(dir+"/a", []byte("longer"), 0o600), os.Link(dir+"/a", dir+"/b"))
+	check.Must(t, os.WriteFile(dir+"/a", []byte("longer"), 0o600), os.Link(dir+"/a", dir+"/b"))
 	fd, _ := opened(t, dir)
 	f, st, err := OpenFile(fd, "a")
-	must(t, err)
+	check.Must(t, err)
 	defer unix.Close(f)
 	for _, size := range []int64{3, 8} {
 		st.Size, st.Blocks = size, 8
 		var b bytes.Buffer
 		a := NewLayer(&b, 1<<20)
-		must(t, a.File("a", f, &st), a.File(".wh.b", f, &st), a.Close())
+		check.Must(t, a.File("a", f, &st), a.File(".wh.b", f, &st), a.Close())
 		got, want := read(t, b.Bytes()), fmt.Sprintf("0 \"a\" \"\" %.*s\n1 \".wh.b\" \"a\" \n", size, "longer\x00\x00")
 		check.That(t, got == want && a.Entries == 2 && a.Bytes() == int64(b.Len()), "%q, want %q", got, want)
 	}
@@ -260,7 +253,7 @@ func TestArchive(t *testing.T) {
 	a := NewLayer(&b, 1<<20)
 	other := st
 	other.Nlink = 1
-	must(t, a.File("a", f, &st), a.File("other", f, &other), a.Close())
+	check.Must(t, a.File("a", f, &st), a.File("other", f, &other), a.Close())
 	got, want := read(t, b.Bytes()), "0 \"a\" \"\" longer\x00\x00\n0 \"other\" \"\" longer\x00\x00\n"
 	check.That(t, got == want, "%q, want %q", got, want)
 	err = NewLayer(io.Discard, 1000).File("a", f, &unix.Stat_t{Size: 1001, Blocks: 2})
@@ -291,7 +284,7 @@ func TestWriteNew(t *testing.T) {
 func TestSpan(t *testing.T) {
 	dir := t.TempDir()
 	elsewhere, err := os.MkdirTemp("/dev/shm", "sbxrun-test-")
-	must(t, err)
+	check.Must(t, err)
 	defer os.RemoveAll(elsewhere)
 	text := bytes.Repeat([]byte("0123456789abcdef"), 20_000)
 	for _, tt := range []struct {
@@ -299,15 +292,15 @@ func TestSpan(t *testing.T) {
 		size        int
 		first, last int // ways
 	}{{dir, 320_000, inFileSystem, inFileSystem}, {elsewhere, 320_000, inFileSystem, inKernel}, {dir, 1000, byUs, byUs}} {
-		must(t, os.WriteFile(dir+"/in", text[:tt.size], 0o600))
+		check.Must(t, os.WriteFile(dir+"/in", text[:tt.size], 0o600))
 		in, err := os.Open(dir + "/in")
-		must(t, err)
+		check.Must(t, err)
 		out, err := os.Create(tt.dir + "/out")
-		must(t, err)
+		check.Must(t, err)
 		var moved atomic.Int64
 		way, err := span(t.Context(), int(out.Fd()), int(in.Fd()), 0, int64(tt.size), &moved)
 		check.That(t, err == nil && way >= tt.first && way <= tt.last && moved.Load() == int64(tt.size), "%s, %d: by way %d, %d, %v", tt.dir, tt.size, way, moved.Load(), err)
-		must(t, in.Close(), out.Close())
+		check.Must(t, in.Close(), out.Close())
 		b, err := os.ReadFile(tt.dir + "/out")
 		check.That(t, bytes.Equal(b, text[:tt.size]) && err == nil, "%s: %d bytes, %v", tt.dir, len(b), err)
 	}
@@ -320,7 +313,7 @@ func TestRemoveTogether(t *testing.T) {
 	fd, _ := opened(t, dir)
 	for range 20 {
 		for i := range 4 {
-			must(t, os.MkdirAll(fmt.Sprintf("%s/tree/%d/a/b/c/d", dir, i), 0o755))
+			check.Must(t, os.MkdirAll(fmt.Sprintf("%s/tree/%d/a/b/c/d", dir, i), 0o755))
 		}
 		failed := make(chan error)
 		for range 4 {
@@ -342,9 +335,9 @@ func TestFillHoles(t *testing.T) {
 	}
 	const size, piece = 16 << 20, 64 << 10
 	in, err := os.Create(dir + "/in")
-	must(t, err)
+	check.Must(t, err)
 	defer in.Close()
-	must(t, in.Truncate(size))
+	check.Must(t, in.Truncate(size))
 	var over atomic.Bool
 	stopped := make(chan struct{})
 	go func() {
@@ -364,12 +357,12 @@ func TestFillHoles(t *testing.T) {
 	}()
 	for range 100 {
 		from, err := os.Open(dir + "/in") // with its own offset
-		must(t, err)
+		check.Must(t, err)
 		out, err := os.Create(dir + "/out")
-		must(t, err)
+		check.Must(t, err)
 		var st, copied unix.Stat_t
-		must(t, unix.Fstat(int(from.Fd()), &st))
-		must(t, Fill(context.Background(), int(out.Fd()), int(from.Fd()), &st, new(atomic.Int64)), unix.Fstat(int(out.Fd()), &copied))
+		check.Must(t, unix.Fstat(int(from.Fd()), &st))
+		check.Must(t, Fill(context.Background(), int(out.Fd()), int(from.Fd()), &st, new(atomic.Int64)), unix.Fstat(int(out.Fd()), &copied))
 		check.That(t, copied.Size == size, "%d bytes", copied.Size)
 		from.Close()
 		out.Close()

@@ -144,9 +144,9 @@ func TestTransferReplaces(t *testing.T) {
 	write(t, dir+"/box/d/fifo", "new")
 	write(t, dir+"/host/file", "old")
 	opened, err := os.Open(dir + "/host/file")
-	must(t, err)
+	check.Must(t, err)
 	defer opened.Close()
-	must(t, errors.Join(os.Mkdir(dir+"/host/d", 0o755), unix.Mkfifo(dir+"/host/fifo", 0o600), unix.Mkfifo(dir+"/host/d/fifo", 0o600),
+	check.Must(t, errors.Join(os.Mkdir(dir+"/host/d", 0o755), unix.Mkfifo(dir+"/host/fifo", 0o600), unix.Mkfifo(dir+"/host/d/fifo", 0o600),
 		os.Symlink("fifo", dir+"/host/to-fifo"), os.Symlink("/dev/null", dir+"/host/to-null"), os.Symlink("file", dir+"/host/to-file"), os.Symlink("none", dir+"/host/to-none"),
 		os.Symlink(fmt.Sprintf("/proc/self/fd/%d", opened.Fd()), dir+"/host/to-open")))
 	for _, name := range []string{"fifo", "to-fifo", "to-null", "to-open"} {
@@ -158,7 +158,7 @@ func TestTransferReplaces(t *testing.T) {
 	err = carry(new(Transfer), inside, "/d", outside(), dir+"/host")
 	check.That(t, code(err) == "usage", "in a tree: %v", err)
 	for _, name := range []string{"to-file", "to-none", "file"} {
-		must(t, carry(new(Transfer), inside, "/f", outside(), dir+"/host/"+name))
+		check.Must(t, carry(new(Transfer), inside, "/f", outside(), dir+"/host/"+name))
 		st, err := os.Lstat(dir + "/host/" + name)
 		check.That(t, err == nil && st.Mode().IsRegular(), "%s: %v %v", name, st, err)
 	}
@@ -186,17 +186,17 @@ func TestTransferDeep(t *testing.T) {
 	inside, dir := places(t)
 	deepest := dir + "/box/t" + strings.Repeat("/d", maxTree-1)
 	write(t, deepest+"/file", "deep")
-	must(t, os.Mkdir(deepest+"/d", 0o755))
+	check.Must(t, os.Mkdir(deepest+"/d", 0o755))
 	source, err := inside.Source("/t")
-	must(t, err)
+	check.Must(t, err)
 	defer source.Close()
 	var stream bytes.Buffer
 	var out, in Transfer
-	must(t, out.Archive(source, &stream, "t"))
+	check.Must(t, out.Archive(source, &stream, "t"))
 	to, err := outside().Dir(dir + "/host")
-	must(t, err)
+	check.Must(t, err)
 	defer to.Close()
-	must(t, in.Unpack(&stream, to))
+	check.Must(t, in.Unpack(&stream, to))
 	b, err := os.ReadFile(strings.Replace(deepest, "/box/", "/host/", 1) + "/file")
 	check.That(t, string(b) == "deep" && err == nil && out.LeftOut.Denied.Count == 1, "%q %v %+v", b, err, out.LeftOut)
 }
@@ -208,30 +208,30 @@ func TestTransferLease(t *testing.T) {
 	write(t, dir+"/box/d/a", "a")
 	write(t, dir+"/box/d/b", "b")
 	f, err := os.OpenFile(dir+"/box/d/a", os.O_RDWR, 0)
-	must(t, err)
+	check.Must(t, err)
 	defer f.Close()
 	_, err = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK)
-	must(t, err)
-	must(t, unix.UtimesNanoAt(unix.AT_FDCWD, dir+"/box/d/b", []unix.Timespec{{Sec: 1 << 62}, {Sec: 1 << 62}}, 0))
-	must(t, unix.Mkfifo(dir+"/box/d/fifo", 0o600))
+	check.Must(t, err)
+	check.Must(t, unix.UtimesNanoAt(unix.AT_FDCWD, dir+"/box/d/b", []unix.Timespec{{Sec: 1 << 62}, {Sec: 1 << 62}}, 0))
+	check.Must(t, unix.Mkfifo(dir+"/box/d/fifo", 0o600))
 	var one Transfer
-	must(t, carry(&one, inside, "/d", outside(), dir+"/host"))
+	check.Must(t, carry(&one, inside, "/d", outside(), dir+"/host"))
 	b, err := os.ReadFile(dir + "/host/d/b")
 	check.That(t, string(b) == "b" && err == nil, "%q, %v", b, err)
 	for name, left := range map[string]Left{"fifo": one.LeftOut.Special, "d/a": one.LeftOut.Denied} {
 		check.That(t, left.Count == 1 && left.First != nil && strings.Contains(left.First.Error(), name), "%s: %+v", name, left)
 	}
 	root, err := unix.Open(dir+"/box", unix.O_PATH|unix.O_CLOEXEC, 0)
-	must(t, err)
+	check.Must(t, err)
 	d, err := Open(root, ".", nil)
-	must(t, err)
+	check.Must(t, err)
 	defer d.Close()
 	n := 0
-	must(t, d.List(".", 10, func(e Entry) error {
+	check.Must(t, d.List(".", 10, func(e Entry) error {
 		n++
 		_, err := json.Marshal(e)
 		return err
 	}))
 	check.That(t, n == 4, "%d are listed", n)
-	must(t, d.Pack(io.Discard, ".", Quota{Bytes: 1 << 20, Entries: 10}))
+	check.Must(t, d.Pack(io.Discard, ".", Quota{Bytes: 1 << 20, Entries: 10}))
 }

@@ -88,7 +88,7 @@ func TestPut(t *testing.T) {
 	check.That(t, string(b) == "short", "%q", b)
 	// Its other name keeps its content and permissions.
 	file := filepath.Join(root, "inside/a/b/c")
-	must(t, errors.Join(os.Chmod(file, 0o751), os.Link(file, file+"2")))
+	check.Must(t, errors.Join(os.Chmod(file, 0o751), os.Link(file, file+"2")))
 	_, err = d.Put("a/b/c", strings.NewReader("whole"), 5, 0o640)
 	check.OK(t, err)
 	_, err = d.Put("a/b/c", strings.NewReader("too long"), 5, 0o640)
@@ -129,7 +129,7 @@ func TestPackUnpack(t *testing.T) {
 	check.That(t, string(text) == "d/e/c" && err == nil, "%q %v", text, err)
 	st, err := os.Stat(filepath.Join(root, "inside/a"))
 	check.That(t, err == nil && st.Mode().Perm()&0o100 != 0, "%v %v", st, err)
-	must(t, os.Truncate(filepath.Join(from, "inside/a"), 1<<40))
+	check.Must(t, os.Truncate(filepath.Join(from, "inside/a"), 1<<40))
 	err = d.Pack(io.Discard, ".", Quota{Bytes: 1 << 20, Entries: 100})
 	check.That(t, code(err) == "too-large", "a file of holes: %v", err)
 }
@@ -138,12 +138,12 @@ func TestPackUnpack(t *testing.T) {
 func TestUnpackTar(t *testing.T) {
 	d, root := open(t)
 	dir := filepath.Join(t.TempDir(), "from")
-	must(t, errors.Join(os.MkdirAll(dir+"/closed", 0o700), os.WriteFile(dir+"/a", []byte("text"), 0o600), os.Link(dir+"/a", dir+"/b"),
+	check.Must(t, errors.Join(os.MkdirAll(dir+"/closed", 0o700), os.WriteFile(dir+"/a", []byte("text"), 0o600), os.Link(dir+"/a", dir+"/b"),
 		os.WriteFile(dir+"/holes", nil, 0o600), os.Truncate(dir+"/holes", 1<<20), unix.Mkfifo(dir+"/fifo", 0o600)))
 	stream, err := exec.Command("tar", "-C", dir, "--format=gnu", "-cS", "a", "b", "fifo", "a", "b", "holes", "closed").Output()
-	must(t, err)
+	check.Must(t, err)
 	var all Transfer
-	must(t, d.unpack(bytes.NewReader(stream), Quota{Bytes: 2 << 20, Entries: 10, Links: true}, &all))
+	check.Must(t, d.unpack(bytes.NewReader(stream), Quota{Bytes: 2 << 20, Entries: 10, Links: true}, &all))
 	check.That(t, all.LeftOut.Special.Count == 1 && all.LeftOut.Count() == 1, "left out: %v", all.LeftOut)
 	names, err := os.ReadDir(root + "/inside")
 	check.That(t, err == nil && len(names) == 4, "%v %v", names, err)
@@ -221,7 +221,7 @@ func TestManyEntries(t *testing.T) {
 		n := <-wrote
 		check.That(t, n <= most+1, "%s: %d entries were read", name, n)
 		made := -1
-		must(t, filepath.WalkDir(filepath.Join(root, "inside"), func(string, os.DirEntry, error) error {
+		check.Must(t, filepath.WalkDir(filepath.Join(root, "inside"), func(string, os.DirEntry, error) error {
 			made++
 			return nil
 		}))
@@ -242,9 +242,4 @@ func TestReserve(t *testing.T) {
 		err := d.Reserve(test.name, test.left)
 		check.That(t, code(err) == test.code, "%s, %d: %v", test.name, test.left, err)
 	}
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	check.Must(t, err)
 }

@@ -1,7 +1,10 @@
 // Package check has the assertions of the tests.
 package check
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+)
 
 // T is the part of *testing.T that an assertion needs.
 type T interface {
@@ -51,9 +54,9 @@ func NoDiff(t T, diff string, what ...any) {
 	}
 }
 
-// Must ends the test on an error.
-func Must(t T, err error) {
-	if err != nil {
+// Must ends the test on errors.
+func Must(t T, errs ...error) {
+	if err := errors.Join(errs...); err != nil {
 		t.Helper()
 		t.Fatalf("%v", err)
 	}
