@@ -39,20 +39,6 @@ func TestExecDetach(t *testing.T) {
 	}
 }
 
-// A detached command ends with its sandbox.
-func TestExecDetachEndsWithSandbox(t *testing.T) {
-	t.Parallel()
-	s := harness.NewState(t)
-	b := s.Sandbox(harness.Options{})
-	d := b.Detach(nil, "/fixtures/tree-daemon")
-	e := b.Detach(nil, "/fixtures/tree-term-immune")
-	kill(t, s, 0, "--grace", "0", b.ID)
-	for _, d := range []*harness.Detached{d, e} {
-		r := d.Ended()
-		check.That(t, r.Cause == "killed" && r.ExitCode == 137 && r.Teardown.Verdict == "proven", "%s", r.Raw())
-	}
-}
-
 // exec --tty gives the command a terminal of its own, and restores the caller's on every end.
 func TestExecTerminal(t *testing.T) {
 	t.Parallel()

@@ -2,9 +2,7 @@ package tests
 
 import (
 	"bytes"
-	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -113,29 +111,6 @@ func TestHiddenProc(t *testing.T) {
 	}
 	_, err := os.Stat(state)
 	check.That(t, os.IsNotExist(err), "%s: %v", state, err)
-}
-
-// When /proc belongs to another namespace, sbxrun does not signal processes that have, in its own
-// namespace, the PIDs that /proc shows.
-func TestForeignProcDecoys(t *testing.T) {
-	t.Parallel()
-	const decoys = 200
-	// The decoys take as many PIDs outside; the last ones go to what comes next.
-	script := fmt.Sprintf(`
-base=$(readlink /proc/self)
-echo $((base + %[1]d)) >/proc/sys/kernel/ns_last_pid || exit 9
-for i in $(seq %[1]d); do sleep 50 & done 2>/dev/null
-"$@" --timeout 5 true
-echo "code $?"
-kill -0 $(jobs -p) && echo all $(jobs -pr | wc -w)
-kill -9 $(jobs -p)
-`, decoys)
-	words := append(otherNamespace(), "bash", "-c", script, "-", harness.Binary(t))
-	begin := time.Now()
-	out, err := harness.Command(t, exec.Command(words[0], words[1:]...), harness.Bound)
-	check.Must(t, err)
-	harness.Within(t, "it", time.Since(begin), 0, 10*time.Second) // with its decoys; a regression took 30 s
-	check.That(t, strings.Contains(out, "code 125\n") && strings.Contains(out, fmt.Sprintf("all %d\n", decoys)), "%s", out)
 }
 
 // hiddenFiles prints the readable contents of hidden files of /proc, and the sysctls that are writable.

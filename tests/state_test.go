@@ -66,14 +66,6 @@ func TestIdleRoomKilled(t *testing.T) {
 	}
 }
 
-// crashed returns the directory of a sandbox whose supervisor was killed.
-func crashed(t *testing.T, s *harness.State) (b *harness.Sandbox, dir string) {
-	t.Helper()
-	b = s.Sandbox(harness.Options{}, "--name", "crashed")
-	b.KillSupervisor()
-	return b, filepath.Join(s.Dir, b.ID)
-}
-
 // No user, not even root, sees or changes another user's sandboxes.
 func TestAnotherUser(t *testing.T) {
 	t.Parallel()

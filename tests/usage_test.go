@@ -19,7 +19,6 @@ import (
 	"github.com/alecthomas/kong"
 	"github.com/creack/pty"
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/tests/check"
@@ -387,30 +386,6 @@ func TestArgumentsLong(t *testing.T) {
 		p.Wait()
 	}
 	check.That(t, errors.Is(err, syscall.E2BIG), "an argument of 131072 bytes: %v", err)
-}
-
-// The command can have as many arguments as sbxrun itself; bwrap adds none.
-func TestArgumentsInAll(t *testing.T) {
-	// Not in parallel: it keeps a CPU busy.
-	//
-	// Strings and pointers share a quarter of the stack limit, at most 6 MiB (execve(2)). Find the
-	// largest list that the kernel accepts.
-	var stack unix.Rlimit
-	check.Must(t, unix.Getrlimit(unix.RLIMIT_STACK, &stack))
-	size := int(min(stack.Cur/4, 6<<20))
-	for started := 0; started < 2; size -= 1000 {
-		args := []string{"true"}
-		for left := size; left > 0; left -= 100 << 10 {
-			args = append(args, strings.Repeat("x", min(left, 100<<10)))
-		}
-		p, err := harness.TryStart(t, harness.Options{}, args...)
-		if errors.Is(err, syscall.E2BIG) {
-			continue
-		}
-		check.Must(t, err)
-		started++
-		p.Wait().Expect(t, 0, "exited")
-	}
 }
 
 // The same limit applies to the command's environment, where it shows only at its exec.
