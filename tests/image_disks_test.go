@@ -68,8 +68,7 @@ exit 0`
 			if !kernel(t, 6, 6) { // layers in memory need extended attributes
 				args = append(args, harness.Dir(t))
 			}
-			r := harness.Start(t, harness.Options{Bare: true, Wrap: append(wrap, "sh", "-c", script, dir)}, args...).Wait()
-			check.That(t, r.ExitCode == 0, "exit code %d, %s", r.ExitCode, r.Stderr)
+			r := harness.Start(t, harness.Options{Bare: true, Wrap: append(wrap, "sh", "-c", script, dir)}, args...).Wait().Exits(t, 0)
 			got := string(r.Stdout)
 			want := []string{
 				"import: 0 sha256:.*", "run: 0 root:x:0: .*", "root: 0 0", "memory: 0 /new", "overlay: 0 /new /srv:", "upper: 0 /new",

@@ -45,8 +45,7 @@ func kill(t *testing.T, s *harness.State, code int, args ...string) []killed {
 
 func timedKill(t *testing.T, s *harness.State, code int, args ...string) ([]killed, time.Duration) {
 	t.Helper()
-	r := s.Run(append([]string{"kill", "--json"}, args...)...)
-	check.That(t, r.ExitCode == code, "kill %q: exit code %d, want %d: %s%s", args, r.ExitCode, code, r.Stdout, r.Stderr)
+	r := s.Run(append([]string{"kill", "--json"}, args...)...).Exits(t, code)
 	var all []killed
 	decode(t, r, &all)
 	return all, r.Elapsed

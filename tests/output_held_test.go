@@ -178,8 +178,7 @@ func TestOutsideHoldsSandbox(t *testing.T) {
 		}
 		b := start("3", 0)
 		<-received
-		r := s.Run("wait", "held")
-		check.That(t, r.ExitCode == 3, "wait: exit code %d: %s", r.ExitCode, r.Stderr)
+		r := s.Run("wait", "held").Exits(t, 3)
 		harness.Within(t, "wait", r.Elapsed, 0, soon)
 		rec := b.Ended()
 		check.That(t, rec.Report.Cause == "exited", "%s", rec.Status)

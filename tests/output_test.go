@@ -284,8 +284,7 @@ func TestReaderOfMessagesBlocked(t *testing.T) {
 			}
 			p := harness.Start(t, o, append(append([]string{"--timeout", "1"}, c.flags...), "sh", "-c", c.command)...)
 			w.Close()
-			res := p.Wait()
-			check.That(t, res.ExitCode == 124, "exit code %d", res.ExitCode)
+			res := p.Wait().Exits(t, 124)
 			harness.Within(t, "sbxrun", res.Elapsed, time.Second, 2*time.Second+handover+busy)
 		})
 	}

@@ -141,8 +141,7 @@ func overlaid(t *testing.T, s *harness.State, dir, name string, flags ...string)
 // text returns the output of a command of sbxrun, which must exit with code.
 func text(t *testing.T, s *harness.State, code int, args ...string) (stdout, stderr string) {
 	t.Helper()
-	r := s.Run(args...)
-	check.That(t, r.ExitCode == code, "%q: exit code %d, want %d; stderr %s", args, r.ExitCode, code, r.Stderr)
+	r := s.Run(args...).Exits(t, code)
 	return string(r.Stdout), string(r.Stderr)
 }
 

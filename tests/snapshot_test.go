@@ -31,8 +31,7 @@ func snapshot(t *testing.T, s *harness.State, args ...string) string {
 
 func execOut(t *testing.T, b *harness.Sandbox, script string) string {
 	t.Helper()
-	r := b.Exec(harness.Options{}, nil, "sh", "-ec", script)
-	check.That(t, r.ExitCode == 0, "%s: %d, %s", script, r.ExitCode, r.Stderr)
+	r := b.Exec(harness.Options{}, nil, "sh", "-ec", script).Exits(t, 0)
 	return string(r.Stdout)
 }
 

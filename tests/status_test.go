@@ -60,8 +60,7 @@ func TestWait(t *testing.T) {
 	check.Must(t, os.WriteFile(filepath.Join(dir, "go"), nil, 0o644))
 	ended := time.Now()
 	for _, p := range []*harness.Process{one, two} {
-		r := p.Wait()
-		check.That(t, r.ExitCode == 42, "wait: exit code %d: %s", r.ExitCode, r.Stderr)
+		r := p.Wait().Exits(t, 42)
 		harness.Within(t, "wait", r.Ended.Sub(ended), 0, 200*time.Millisecond)
 	}
 	rec = b.Ended()
@@ -84,8 +83,7 @@ func TestWaitTimeout(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	b := s.Sandbox(harness.Options{}, "--name", "box")
-	r := s.Run("wait", "--json", "--timeout", "0.5", "box")
-	check.That(t, r.ExitCode == 124 && strings.Contains(string(r.Stdout), `"wait-timeout"`) && len(harness.Lines(r.Stderr)) == 1, "exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	r := s.Run("wait", "--json", "--timeout", "0.5", "box").Exits(t, 124).OutHas(t, `"wait-timeout"`).ErrLines(t, 1)
 	harness.Within(t, "wait", r.Elapsed, 500*time.Millisecond, 700*time.Millisecond)
 	b.Alive()
 	// A waiting client that exits disturbs nothing.
@@ -185,8 +183,7 @@ time.sleep(60)`
 				p.Wait().Exits(t, 0)
 			}
 			harness.Within(t, "ready", time.Since(begin), 500*time.Millisecond, 900*time.Millisecond)
-			r := s.Run("wait", "--ready", "--json", "web")
-			check.That(t, r.ExitCode == 0 && strings.Contains(string(r.Stdout), `"ready_at":"2`), "asked again: exit code %d: %s", r.ExitCode, r.Stdout)
+			r := s.Run("wait", "--ready", "--json", "web").Exits(t, 0).OutHas(t, `"ready_at":"2`)
 			harness.Within(t, "asked again", r.Elapsed, 0, 50*time.Millisecond)
 			rec := b.Inspect()
 			check.That(t, rec.Ready != nil && rec.Ready.ReadyAt != "" && rec.Ready.Error == "", "%+v", rec.Ready)
@@ -203,8 +200,7 @@ func TestReadyNotTheHosts(t *testing.T) {
 	s := harness.NewState(t)
 	port := listenSomewhere(t)
 	b := s.Sandbox(harness.Options{}, "--ready-tcp", port)
-	r := s.Run("wait", "--ready", "--timeout", "0.5", b.ID)
-	check.That(t, r.ExitCode == 124, "exit code %d: %s", r.ExitCode, r.Stderr)
+	r := s.Run("wait", "--ready", "--timeout", "0.5", b.ID).Exits(t, 124)
 	_, r = s.TrySandbox(harness.Options{}, "--ready-tcp", port, "--net", "host")
 	check.That(t, r.ExitCode == 125, "--net host: exit code %d", r.ExitCode)
 }
@@ -224,8 +220,7 @@ func TestReadyNever(t *testing.T) {
 	s.Sandbox(harness.Options{}, "--ready-exec=-x 2>/dev/null; true", "--ready-timeout", "20", "--wait-ready") // sh has no such option
 	never := s.Sandbox(harness.Options{}, "--name", "never", "--ready-exec", "false", "--ready-interval", "0.2")
 	never.Busy = true
-	r := s.Run("wait", "--ready", "--timeout", "1", "--json", "never")
-	check.That(t, r.ExitCode == 124 && strings.Contains(string(r.Stdout), `"wait-timeout"`), "never: exit code %d: %s", r.ExitCode, r.Stdout)
+	r := s.Run("wait", "--ready", "--timeout", "1", "--json", "never").Exits(t, 124).OutHas(t, `"wait-timeout"`)
 	harness.Within(t, "never", r.Elapsed, time.Second, 1200*time.Millisecond)
 	never.Alive()
 
@@ -234,8 +229,7 @@ func TestReadyNever(t *testing.T) {
 	late.Alive()
 	told := "sbxrun: error: the sandbox " + late.ID + " was not ready within 500ms, and keeps running; see sbxrun logs " + late.ID + ", or end it with sbxrun kill " + late.ID + "\n"
 	check.That(t, string(r.Stderr) == told, "--wait-ready: %s, want %s", r.Stderr, told)
-	r = s.Run("wait", "--ready", "--json", late.ID)
-	check.That(t, r.ExitCode == 124 && strings.Contains(string(r.Stdout), `"not-ready"`) && string(r.Stderr) == told, "asked after: exit code %d: %s", r.ExitCode, r.Stdout)
+	r = s.Run("wait", "--ready", "--json", late.ID).Exits(t, 124).OutHas(t, `"not-ready"`).Err(t, told)
 
 	ends, r := s.TrySandbox(harness.Options{}, "--ready-tcp", "80", "--wait-ready", "sh", "-c", "sleep 0.3; exit 42")
 	check.That(t, ends != nil && r.ExitCode == 125 && strings.Contains(string(r.Stderr), "42"), "ends first, --wait-ready: exit code %d: %s", r.ExitCode, r.Stderr)
