@@ -123,10 +123,12 @@ func TestMCPInspector(t *testing.T) {
 	}
 }
 
-// fullDuplex keeps net/http from closing the body of a request before the response (golang.org/issue/40747).
+// fullDuplex keeps net/http from closing the body of a request before the response (golang.org/issue/40747). Each request
+// has its own connection, because in this mode net/http may still read the body when the next request comes.
 type fullDuplex struct{ http.Handler }
 
 func (h fullDuplex) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_ = http.NewResponseController(w).EnableFullDuplex()
+	w.Header().Set("Connection", "close")
 	h.Handler.ServeHTTP(w, r)
 }
