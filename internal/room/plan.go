@@ -140,7 +140,6 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 	if sameDirectory(c.Dir, ".") {
 		plan.linkPath(c.Dir)
 	}
-	v := view(plan.ops)
 	plan.placeMounts()
 	if err := plan.layOverlays(); err != nil {
 		return nil, err
@@ -150,6 +149,7 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 			return nil, err
 		}
 	}
+	v := view(plan.ops)
 	if err := checkWorkdir(v, plan.Workdir, plan.cred); err != nil {
 		return nil, err
 	}

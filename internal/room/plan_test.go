@@ -393,6 +393,22 @@ func TestEtcAccounts(t *testing.T) {
 	}
 }
 
+// Root's sandbox may enter a directory with its owner's rights, however many mounts the plan has.
+func TestPrepareWorkdirOfOwner(t *testing.T) {
+	if os.Geteuid() != 0 {
+		return // only root's sandboxes have another identity
+	}
+	dir, lower := t.TempDir(), t.TempDir()
+	check.Must(t, os.Chmod(dir, 0o700))
+	p := Policy{Workdir: dir, Mounts: []Mount{{Kind: Overlaid, Source: dir, Dest: dir, Lower: []string{lower}}}}
+	for i := range 100 {
+		plan, err := Prepare(p, ThisCaller())
+		check.Require(t, err == nil, "with %d more mounts: %v", i, err)
+		plan.Close()
+		p.Mounts = append(p.Mounts, Mount{Kind: Tmpfs, Dest: fmt.Sprintf("/more/%d", i)})
+	}
+}
+
 func TestPrepareErrors(t *testing.T) {
 	top := laidOut(t, "dir/", "file", "loop -> loop")
 	tests := []struct {
