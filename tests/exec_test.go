@@ -245,28 +245,6 @@ func TestExecSoak(t *testing.T) {
 	}
 }
 
-// Fifty execs at once don't disturb each other.
-func TestExecParallel(t *testing.T) {
-	b := harness.NewState(t).Sandbox(harness.Options{})
-	var ps []*harness.Process
-	for i := range 50 {
-		flags := []string{"--timeout", "50"}
-		if i%2 == 1 {
-			flags = []string{"--timeout", harness.Deadline(2 * time.Second).String()}
-		}
-		ps = append(ps, b.StartExec(harness.Options{}, flags, "sh", "-c", `setsid sleep 60 & echo "number $1"; [ $(($1 % 2)) = 1 ] && sleep 60; exit $1`, "-", strconv.Itoa(i)))
-	}
-	for i, p := range ps {
-		r := p.Wait()
-		if i%2 == 1 {
-			r.Expect(t, 124, "timeout")
-		} else {
-			r.Expect(t, i, "exited")
-		}
-		check.That(t, string(r.Stdout) == "number "+strconv.Itoa(i)+"\n", "%d: stdout %q", i, r.Stdout)
-	}
-}
-
 func countDir(t *testing.T, format string, pid int) int {
 	t.Helper()
 	entries := harness.ReadDir(t, strings.Replace(format, "%d", strconv.Itoa(pid), 1))
