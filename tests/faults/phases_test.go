@@ -86,7 +86,7 @@ func exists(role int) func(*run, [roles]int) bool {
 }
 
 // When any process of a run or an exec is killed in any phase, it ends completely and reports the truth. The sandbox of
-// an exec goes on.
+// an exec keeps running.
 func TestKilledInPhases(t *testing.T) {
 	for _, ph := range phases {
 		for _, victim := range ph.victims {

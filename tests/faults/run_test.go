@@ -206,7 +206,7 @@ type run struct {
 	ns harness.Namespaces
 	// killed is set when sbxrun was killed: no one waits for the rest then, and there is no report.
 	killed bool
-	// living is the sandbox of an exec, which goes on.
+	// living is the sandbox of an exec, which keeps running.
 	living []*sandbox
 }
 

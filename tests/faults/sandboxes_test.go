@@ -105,8 +105,8 @@ func TestRecordRecycled(t *testing.T) {
 	})
 }
 
-// Each process of a running sandbox can be killed or stopped, and the supervisor can get any other signal: the sandbox
-// ends, by itself or with kill, its record says how, and cleanup removes the rest.
+// When a process of a running sandbox is killed or stopped, or the supervisor gets another signal, the sandbox ends by
+// itself or with kill, the record has the cause, and cleanup removes the rest.
 func TestSandboxStruck(t *testing.T) {
 	for victim := roleSbxrun; victim < roles; victim++ {
 		for _, sig := range []unix.Signal{unix.SIGKILL, unix.SIGSTOP, unix.SIGTERM, unix.SIGINT, unix.SIGQUIT, unix.SIGHUP} {
