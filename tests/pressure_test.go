@@ -351,3 +351,40 @@ func TestConcurrentRuns(t *testing.T) {
 		seen[id] = true
 	}
 }
+
+// An exec that waits does not keep its sandbox from being idle.
+func TestPressureWaitIdle(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	env := []string{"SBXRUN_STATE_DIR=" + s.Dir}
+	holder := harness.Start(t, harness.Options{Env: env}, "--max-parallel", "1", "sh", "-c", "echo up; sleep 900")
+	holder.WaitOutput("up\n")
+	// The exec must start waiting before the sandbox ends, so double the times until it does.
+	var b *harness.Sandbox
+	var x *harness.Process
+	for idle := harness.Deadline(time.Second); ; idle *= 2 {
+		b = s.Sandbox(harness.Options{}, "--idle-timeout", idle.String())
+		b.Dying = true
+		x = b.StartExec(harness.Options{}, []string{"--max-parallel", "1", "--on-pressure", "wait"}, "echo", "hi")
+		over := false
+		harness.Until(t, harness.Bound, "somebody who waits", func() bool {
+			select {
+			case <-x.Exited():
+				over = true
+			default:
+			}
+			return over || queued(t, s.Dir) == 1
+		})
+		if !over {
+			break
+		}
+		r := x.Wait()
+		check.Require(t, r.ExitCode == 125 && idle <= harness.Bound/2, "exit code %d, %q: %s", r.ExitCode, r.Stdout, r.Stderr)
+		b.Ended()
+	}
+	rec := b.Ended()
+	check.That(t, rec.Report != nil && rec.Report.Cause == "idle-timeout", "%+v", rec)
+	holder.Signal(syscall.SIGTERM)
+	holder.Wait().Expect(t, 143, "canceled")
+	x.Wait().Exits(t, 125).Out(t, "").ErrHas(t, "ended")
+}

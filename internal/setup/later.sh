@@ -18,7 +18,6 @@ anyone="$anyone|ClientTypes|ClientTypesChecked|Examples|Page|PageFailures|PagesO
 # Sets rare to the other tests whose number of tries depends on SBXRUN_SOAK: test.sh runs them with few tries, and
 # check.sh again with many.
 rare='CurrentDirectoryExchanged|ImagePullKilled|MountRace|ExecSoak|KillsItself|VolumeKilled|CleanupWhileStarting'
-rare="$rare|ExecWhileKilled|SandboxStruck"
-rare="$rare|KilledRandomly|KilledRandomlyTerminal|StoppedEarly|ThreadChurn|StartClientKilled"
+rare="$rare|ExecWhileKilled|SandboxStruck|QuitCalls|KilledRandomly|KilledRandomlyTerminal|StoppedEarly|ThreadChurn|StartClientKilled"
 rare="$rare|Together|UnprovenGoes|Slow|MCPKilled"
 rare="^Test($rare)\$"

@@ -6,13 +6,17 @@ import (
 	"os/exec"
 	"runtime"
 	"strconv"
+	"strings"
 	"syscall"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
 // tracerEnv turns the test binary into a tracer. "VICTIM N" is the role and the number of the stop
-// at which it is killed; every system call stops twice, before and after it.
+// at which it is killed; every system call stops twice, before and after it. With "VICTIM N QUIT"
+// the victim gets SIGQUIT instead, and stops before it has its own handler (internal/quit) do not
+// count.
 const tracerEnv = "SBXRUN_FAULTS_TRACER"
 
 // tracerStops is the file to which the tracer writes the number of the victim's stops.
@@ -58,7 +62,8 @@ func leadsTo(role, victim int) bool {
 // orphans to be counted.
 func tracerMain() int {
 	var victim, at int
-	if _, err := fmt.Sscan(os.Getenv(tracerEnv), &victim, &at); err != nil {
+	words, quit := strings.CutSuffix(os.Getenv(tracerEnv), " QUIT")
+	if _, err := fmt.Sscan(words, &victim, &at); err != nil {
 		fmt.Fprintln(os.Stderr, "tracer:", err)
 		return 200
 	}
@@ -69,7 +74,10 @@ func tracerMain() int {
 		fmt.Fprintln(os.Stderr, "tracer:", err)
 		return 201
 	}
-	tr := tracer{root: cmd.Process.Pid, victim: victim, at: at, tasks: map[int]*task{}}
+	tr := tracer{root: cmd.Process.Pid, victim: victim, at: at, by: unix.SIGKILL, tasks: map[int]*task{}}
+	if quit {
+		tr.by = unix.SIGQUIT
+	}
 	tr.tasks[tr.root] = &task{process: tr.root, births: new(int)}
 	if err := tr.loop(); err != nil {
 		fmt.Fprintln(os.Stderr, "tracer:", err)
@@ -99,6 +107,9 @@ type task struct {
 type tracer struct {
 	root       int
 	victim, at int
+	by         unix.Signal // signal for the victim
+	setter     int         // task that sets a handler for SIGQUIT
+	ready      bool        // the handler is set
 	stops      int
 	tasks      map[int]*task
 	status     syscall.WaitStatus // of sbxrun
@@ -137,8 +148,9 @@ func (tr *tracer) loop() error {
 	}
 }
 
-// first resumes a new task. The tracer follows threads, and forks that lead to the victim. It detaches from everything
-// else, also from the SIGSTOP with which a traced process is born and which would outlive the tracer.
+// first resumes a new task. The tracer follows threads, and forks that lead to the victim. It
+// detaches from everything else, also from the SIGSTOP with which a traced process is born and
+// which would outlive the tracer.
 func (tr *tracer) first(pid int, t *task) {
 	options := unix.PTRACE_O_TRACECLONE | unix.PTRACE_O_TRACESYSGOOD
 	switch {
@@ -164,10 +176,15 @@ func (tr *tracer) stopped(pid int, t *task, ws syscall.WaitStatus, early map[int
 		}
 		sig = 0
 	case sig == syscall.SIGTRAP|0x80:
-		if t.role == tr.victim {
+		if tr.by == unix.SIGQUIT && tr.setter == 0 && handlesQuit(pid) {
+			tr.setter = pid
+		} else if pid == tr.setter {
+			tr.ready = true // after the call
+		}
+		if t.role == tr.victim && (tr.ready || tr.by != unix.SIGQUIT) {
 			tr.stops++
 			if tr.stops == tr.at {
-				_ = unix.Kill(t.process, unix.SIGKILL) // it is stopped, so it exists
+				_ = unix.Kill(t.process, tr.by) // it is stopped, so it exists
 			}
 		}
 		sig = 0
@@ -177,7 +194,23 @@ func (tr *tracer) stopped(pid int, t *task, ws syscall.WaitStatus, early map[int
 	tr.resume(pid, t, int(sig))
 }
 
-// born records a new task: a thread of the same process, or the next process that this one creates.
+// handlesQuit reports whether a stopped task sets an action for SIGQUIT and asks for the old one.
+// Package quit does both at once, and Go's runtime never does.
+func handlesQuit(pid int) bool {
+	// struct ptrace_syscall_info at the entry of a call (PTRACE_GET_SYSCALL_INFO, Linux 5.3)
+	const getInfo, entry = 0x420e, 1
+	var info struct {
+		op             uint8
+		arch           uint32
+		ip, sp, number uint64
+		args           [6]uint64
+	}
+	_, _, errno := syscall.RawSyscall6(unix.SYS_PTRACE, getInfo, uintptr(pid), unsafe.Sizeof(info), uintptr(unsafe.Pointer(&info)), 0, 0)
+	return errno == 0 && info.op == entry && info.number == unix.SYS_RT_SIGACTION && info.args[0] == uint64(unix.SIGQUIT) && info.args[1] != 0 && info.args[2] != 0
+}
+
+// born records a new task: a thread of the same process, or the next process that this one
+// creates.
 func (tr *tracer) born(child int, parent *task, event int, early map[int]bool) {
 	t := &task{role: parent.role, process: parent.process, births: parent.births}
 	if event != unix.PTRACE_EVENT_CLONE {
