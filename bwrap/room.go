@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/supervise"
 	"github.com/sbxrun/sbxrun/nsenter"
@@ -20,6 +21,7 @@ type Room struct {
 	ProofTimeout time.Duration // limits the wait for the proof that all processes have exited; 0 for 5 s
 
 	room sandbox.Room // empty before Start
+	way  nsenter.Room
 }
 
 // Start builds the room. The room ends, with all commands in it, when ctx is done, at its timeout, or when Close is
@@ -39,18 +41,22 @@ func (r *Room) Start(ctx context.Context) error {
 	if err != nil {
 		return supervise.AsError(err)
 	}
-	r.room = *built
+	a := &built.Access
+	r.room, r.way = *built, nsenter.Room{
+		Init: a.Init, User: a.User.UID, Group: a.User.GID, HostNetwork: a.Net == string(room.NetHost), Filter: string(a.Filter),
+		Limits: nsenter.Limits(a.Limits), Cgroups: a.Cgroups, Env: a.Env, Dir: a.Dir,
+	}
 	return nil
 }
 
 // Command returns a command to run in the room. The caller may set further fields before starting it. It ends with
 // the room at the latest.
 func (r *Room) Command(args ...string) *nsenter.Command {
-	return &nsenter.Command{Room: &r.room.Access, Args: args}
+	return &nsenter.Command{Room: &r.way, Args: args}
 }
 
 // Way returns how to enter the room, for programs that pass it on. Close closes its Init.
-func (r *Room) Way() nsenter.Room { return r.room.Access }
+func (r *Room) Way() nsenter.Room { return r.way }
 
 // Signal sends a signal to all processes of all commands in the room atomically.
 func (r *Room) Signal(sig syscall.Signal) error { return r.room.Signal(sig) }

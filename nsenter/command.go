@@ -3,12 +3,16 @@ package nsenter
 import (
 	"context"
 	"io"
+	"os"
 	"syscall"
 	"time"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
+	"github.com/sbxrun/sbxrun/internal/seccomp"
 	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/internal/supervise"
 )
@@ -67,9 +71,31 @@ type Limits struct {
 }
 
 // Room describes how to enter a room that package bwrap has built: see [github.com/sbxrun/sbxrun/bwrap.Room.Way]. Another
-// program can enter it, too, if it gets the Room as JSON, and its field Init, which is a pidfd of the room's PID 1, with
-// SCM_RIGHTS (unix(7)). The caller closes Init.
-type Room = state.Room
+// program can enter it, too, if it gets the fields, and Init with SCM_RIGHTS (unix(7)).
+type Room struct {
+	// Init is a pidfd of the room's PID 1. The caller closes it. Processes that are not the PID 1 of a room of
+	// package bwrap are refused.
+	Init *os.File
+	// User and Group are the IDs of the room's processes, as seen from outside.
+	User, Group uint32
+	HostNetwork bool     // the room shares the network of its builder
+	Filter      string   // for system calls: "default", "namespaces" or "off"
+	Limits      Limits   // of each process: FSize, NoFile, Stack, Nice and OOMScoreAdj; and CPUs, which they see
+	Cgroups     []string // the room's cgroup directories, if it has limits
+	Env         []string // NAME=VALUE; may contain secrets
+	Dir         string   // default working directory
+}
+
+func (r *Room) state() *state.Room {
+	net := room.NetNone
+	if r.HostNetwork {
+		net = room.NetHost
+	}
+	return &state.Room{
+		Init: r.Init, User: proc.Cred{UID: r.User, GID: r.Group}, Net: string(net), Filter: seccomp.Filter(r.Filter),
+		Limits: limits.Request(r.Limits).OfProcesses(), Cgroups: r.Cgroups, Env: r.Env, Dir: r.Dir,
+	}
+}
 
 // Result says how a command ended, and whether all its processes are proven to have exited.
 type Result = result.Result
@@ -106,7 +132,7 @@ func (c *Command) Start(ctx context.Context) error {
 	case c.Room == nil:
 		use, err = sandbox.Enter(c.Sandbox)
 	default:
-		use, err = sandbox.In(c.Room)
+		use, err = sandbox.In(c.Room.state())
 	}
 	if err != nil {
 		return result.AsError(err, "enter", cannotEnter)

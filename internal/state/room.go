@@ -9,7 +9,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/seccomp"
 )
 
-// Room describes how to enter a room. The library exports it, and the record of a sandbox contains it. As JSON it lacks Init.
+// Room describes how to enter a room. The record of a sandbox contains it as JSON, without Init.
 // Its variables may be secrets.
 type Room struct {
 	Init    *os.File       `json:"-"`      // pidfd of the room's PID 1
