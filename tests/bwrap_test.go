@@ -46,7 +46,7 @@ func TestOlderBwrap(t *testing.T) {
 	env := harness.Options{Env: []string{"SBXRUN_BWRAP=" + olderBwrap(t)}}
 	harness.Run(t, harness.Options{Env: env.Env, Bare: true, Dir: "/usr"}, "--print-command", "true").Exits(t, 125).Out(t, "").ErrHas(t, "a command without sbxrun takes bubblewrap 0.8")
 	// doctor objects to a bwrap below /tmp as root.
-	r := harness.Run(t, harness.Options{Env: env.Env, Bare: true, Dir: "/usr"}, "doctor").OutHas(t, "/bwrap, version 0.4.1, too old for --print-command")
+	harness.Run(t, harness.Options{Env: env.Env, Bare: true, Dir: "/usr"}, "doctor").OutHas(t, "/bwrap, version 0.4.1, too old for --print-command")
 	const script = `stat -c '%a %n' / /tmp /dev/shm $HOME /mnt /etc/passwd
 for dir in /tmp /dev/shm /mnt; do set -- $(stat -f -c '%b %S' $dir); echo $(($1 * $2)); done
 for file in /x /dev/x /etc/passwd; do ! echo x 2>/dev/null >$file || echo written: $file; done
@@ -68,7 +68,7 @@ exit 7`
 		harness.Run(t, env, append(flags, "sh", "-c", script)...).Expect(t, 7, "exited").Out(t, want)
 		b := s.Sandbox(env, flags...)
 		b.Exec(harness.Options{}, nil, "sh", "-c", script).Expect(t, 7, "exited").Out(t, want)
-		r = b.Exec(harness.Options{}, []string{"--timeout", "1"}, "/fixtures/tree-setsid").Expect(t, 124, "timeout")
+		r := b.Exec(harness.Options{}, []string{"--timeout", "1"}, "/fixtures/tree-setsid").Expect(t, 124, "timeout")
 		harness.Within(t, "the deadline", r.Elapsed, time.Second, 2*time.Second)
 		b.Alive()
 		// kill enters the sandbox too, to signal its processes.

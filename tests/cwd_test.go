@@ -57,9 +57,9 @@ func TestCurrentDirectoryPrivate(t *testing.T) {
 		check.Must(t, os.Chown(parent, 1234, 1234))
 		check.Must(t, os.Chown(dir, 1234, 1234))
 	}
-	r := harness.Run(t, harness.Options{Dir: dir}, "sh", "-c", "pwd; cat file").Expect(t, 0, "exited").Out(t, dir+"\ncontent")
+	harness.Run(t, harness.Options{Dir: dir}, "sh", "-c", "pwd; cat file").Expect(t, 0, "exited").Out(t, dir+"\ncontent")
 	// Also with binds of the directory and of a file in it, next to a path that everybody can reach.
-	r = harness.Run(t, harness.Options{Dir: "/usr"}, "--ro-bind", dir+":/mnt/d", "--ro-bind", dir+"/file:/mnt/f", "cat", "/mnt/d/file", "/mnt/f", "/fixtures/README.md")
+	r := harness.Run(t, harness.Options{Dir: "/usr"}, "--ro-bind", dir+":/mnt/d", "--ro-bind", dir+"/file:/mnt/f", "cat", "/mnt/d/file", "/mnt/f", "/fixtures/README.md")
 	r.Expect(t, 0, "exited")
 	check.That(t, strings.HasPrefix(string(r.Stdout), "contentcontent# Fixtures"), "%.100q", r.Stdout)
 

@@ -83,7 +83,7 @@ func TestDockerWords(t *testing.T) {
 		check.That(t, r.ExitCode == c.code && strings.HasPrefix(text, c.want) && (c.want != "" || text == "") && (!strings.Contains(c.line, "ls") || c.line == "ls" || !strings.Contains(text, lsHint)),
 			"%s: exit code %d, %q, want %q", c.line, r.ExitCode, text, c.want)
 	}
-	r = s.Start(harness.Options{Bare: true, Dir: dir}, "ls").Wait().Exits(t, 0).Out(t, "file\n").Err(t, "")
+	s.Start(harness.Options{Bare: true, Dir: dir}, "ls").Wait().Exits(t, 0).Out(t, "file\n").Err(t, "")
 	s.Run("kill", "--all")
 	r, text = run("rm", "-f", "web")
 	check.That(t, r.ExitCode == 125 && strings.HasPrefix(text, refused("web")), "rm of one that has ended: exit code %d, %q", r.ExitCode, text)

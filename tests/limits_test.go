@@ -129,7 +129,7 @@ func TestLimitRefused(t *testing.T) {
 		r := harness.Run(t, harness.Options{}, append(flags, "true")...).Expect(t, 125, "start-failed")
 		check.That(t, r.Report.Error.Code == "limit" && r.Report.Error.Hint != "", "%q: %s", flags, r.Report.Raw())
 		// Best effort does not accept invalid values.
-		r = harness.Run(t, harness.Options{}, append(append([]string{"--limits", "best-effort"}, flags...), "true")...).Expect(t, 125, "start-failed")
+		harness.Run(t, harness.Options{}, append(append([]string{"--limits", "best-effort"}, flags...), "true")...).Expect(t, 125, "start-failed")
 	}
 	for _, flags := range [][]string{{"--limits", "maybe"}, {"--output-limit", "some"}, {"--pids", "many"}, {"--cpus", "-1"}, {"--memory", "lots"}, {"--fake-meminfo"}} {
 		check.Equal(t, harness.Run(t, harness.Options{}, append(flags, "true")...).ExitCode, 125, "%q: exit code", flags)
@@ -159,7 +159,7 @@ func TestLimitFileSize(t *testing.T) {
 	check.That(t, hit(t, r.Report, "fsize") && r.Report.Payload.Signal == "XFSZ", "%s", r.Report.Raw())
 	r = harness.Run(t, harness.Options{}, "--fsize", "10M", "sh", "-c", "kill -XFSZ $$")
 	r.Expect(t, 153, "fsize") // the kernel does not distinguish the two
-	r = harness.Run(t, harness.Options{}, "sh", "-c", "kill -XFSZ $$").Expect(t, 153, "signaled")
+	harness.Run(t, harness.Options{}, "sh", "-c", "kill -XFSZ $$").Expect(t, 153, "signaled")
 }
 
 // Usage is counted once, also when a quota delays init so that the keeper kills the command and init reaps it later.
@@ -313,13 +313,13 @@ func TestLimitSandbox(t *testing.T) {
 		return
 	}
 	b := harness.NewState(t).Sandbox(harness.Options{}, "--memory", "128M", "--pids", "24")
-	x := b.Exec(harness.Options{}, nil, "python3", "-c", hog).Expect(t, 137, "oom")
-	x = b.Exec(harness.Options{}, []string{"--memory", "32M"}, "sh", "-c", `python3 -c "$1"; sleep 60`, "sh", "x = bytearray(64 << 20)").Expect(t, 137, "oom")
+	b.Exec(harness.Options{}, nil, "python3", "-c", hog).Expect(t, 137, "oom")
+	x := b.Exec(harness.Options{}, []string{"--memory", "32M"}, "sh", "-c", `python3 -c "$1"; sleep 60`, "sh", "x = bytearray(64 << 20)").Expect(t, 137, "oom")
 	check.That(t, hit(t, x.Report, "memory"), "%s", x.Report.Raw())
 	x = b.Exec(harness.Options{}, []string{"--pids", "8", "--timeout", harness.Deadline(time.Second).String()}, "bash", "-c", "for i in 1 2 3 4 5 6 7 8 9; do sleep 60 & done; wait")
 	x.Expect(t, 124, "timeout")
 	check.That(t, hit(t, x.Report, "pids") && x.Report.Usage.PidsPeak <= 8, "%s", x.Report.Raw())
-	x = b.Exec(harness.Options{}, []string{"--cpu-time", "0.3"}, "sh", "-c", "while :; do :; done").Expect(t, 152, "cpu-time")
+	b.Exec(harness.Options{}, []string{"--cpu-time", "0.3"}, "sh", "-c", "while :; do :; done").Expect(t, 152, "cpu-time")
 	b.Alive()
 	id := b.Inspect().ID
 	check.That(t, len(harness.Cgroups(id)) != 0, "the sandbox has no cgroup")

@@ -233,7 +233,7 @@ func TestOverlayRun(t *testing.T) {
 	count, bytes := r.Report.Value("changes.count"), r.Report.Value("changes.bytes")
 	check.That(t, count == "5" && bytes == "6", "the report counts %s changes and %s bytes", count, bytes)
 	wantOriginal(t, dir)
-	r = harness.Run(t, harness.Options{Dir: dir}, layer(t, append(flags, changes)...)...).Expect(t, 0, "exited")
+	harness.Run(t, harness.Options{Dir: dir}, layer(t, append(flags, changes)...)...).Expect(t, 0, "exited")
 	names, _ := filepath.Glob(dir + "/*/*")
 	check.That(t, len(names) == 1, "applied: %q", names)
 	// The original changes late enough for the kernel's coarse clock.

@@ -200,8 +200,8 @@ func TestReadyNotTheHosts(t *testing.T) {
 	s := harness.NewState(t)
 	port := listenSomewhere(t)
 	b := s.Sandbox(harness.Options{}, "--ready-tcp", port)
-	r := s.Run("wait", "--ready", "--timeout", "0.5", b.ID).Exits(t, 124)
-	_, r = s.TrySandbox(harness.Options{}, "--ready-tcp", port, "--net", "host")
+	s.Run("wait", "--ready", "--timeout", "0.5", b.ID).Exits(t, 124)
+	_, r := s.TrySandbox(harness.Options{}, "--ready-tcp", port, "--net", "host")
 	check.That(t, r.ExitCode == 125, "--net host: exit code %d", r.ExitCode)
 }
 
@@ -229,7 +229,7 @@ func TestReadyNever(t *testing.T) {
 	late.Alive()
 	told := "sbxrun: error: the sandbox " + late.ID + " was not ready within 500ms, and keeps running; see sbxrun logs " + late.ID + ", or end it with sbxrun kill " + late.ID + "\n"
 	check.That(t, string(r.Stderr) == told, "--wait-ready: %s, want %s", r.Stderr, told)
-	r = s.Run("wait", "--ready", "--json", late.ID).Exits(t, 124).OutHas(t, `"not-ready"`).Err(t, told)
+	s.Run("wait", "--ready", "--json", late.ID).Exits(t, 124).OutHas(t, `"not-ready"`).Err(t, told)
 
 	ends, r := s.TrySandbox(harness.Options{}, "--ready-tcp", "80", "--wait-ready", "sh", "-c", "sleep 0.3; exit 42")
 	check.That(t, ends != nil && r.ExitCode == 125 && strings.Contains(string(r.Stderr), "42"), "ends first, --wait-ready: exit code %d: %s", r.ExitCode, r.Stderr)
