@@ -5,6 +5,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -172,6 +173,26 @@ func TestRare(t *testing.T) {
 	slices.Sort(got)
 	slices.Sort(want)
 	check.NoDiff(t, cmp.Diff(want, got), "rare in later.sh (-want +got)")
+}
+
+// The virtual machine leaves out tests that exist.
+func TestWithoutInMachine(t *testing.T) {
+	text, err := os.ReadFile("vm/without.txt")
+	check.Must(t, err)
+	functions := map[string]map[string][]string{}
+	for line := range strings.Lines(string(text)) {
+		if strings.HasPrefix(line, "#") {
+			continue
+		}
+		words := strings.Fields(line)
+		dir := filepath.Join("../..", words[0])
+		if functions[dir] == nil {
+			functions[dir] = calls(t, dir)
+		}
+		name, _, _ := strings.Cut(words[1], "/")
+		of := slices.Collect(maps.Keys(functions[dir]))
+		check.That(t, slices.ContainsFunc(of, regexp.MustCompile("^"+name+"$").MatchString), "%s has no test %s", words[0], name)
+	}
 }
 
 // calls maps the functions of a directory to the names that they use.
