@@ -111,7 +111,8 @@ func TestHelpCommand(t *testing.T) {
 	run("--", "help").Exits(t, 127)
 }
 
-// With a removed current directory, relative paths are errors: --bind .:/x once showed all of the host's files.
+// In a removed current directory, relative paths are errors. Without a check, --bind .:/x would show all of the host's
+// files.
 func TestRemovedDirectory(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

@@ -16,8 +16,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// enforced reports whether sbxrun can enforce these limits here, with sbxrun's own detection. Where it cannot, enforced
-// tests the refusal: the flags fail with a reason, and with best effort the command runs and the report says so.
+// enforced reports whether sbxrun can enforce these limits on this machine, by its own detection. If not, enforced tests
+// that the flags fail with a reason, and that with --limits best-effort the command runs and the report names the limit.
 func enforced(t *testing.T, r limits.Request, flags ...string) bool {
 	t.Helper()
 	machine, err := limits.Detect()

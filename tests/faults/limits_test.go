@@ -10,7 +10,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// rightOrError asserts that a run with too few resources either succeeded, or did not start and says so in one line.
+// rightOrError asserts that a run with too few resources either succeeded, or did not start and reported one error.
 func (r *run) rightOrError(o result) {
 	r.t.Helper()
 	switch {

@@ -198,8 +198,8 @@ var soakVerbs = []soakVerb{
 	{soakServe, false, soakRunRoles, func(y *soakTry) []string { return []string{"serve", "--config", y.config()} }},
 }
 
-// soakCount counts what a soak has met: hits by verb/role/phase and by signal, "tries", commands that "ran", PIDs that were
-// "recycled", and what was "unproven".
+// soakCount counts hits by verb/role/phase and by signal, tries ("tries"), commands that began ("ran"), PIDs given to
+// strangers ("recycled") and unproven teardowns ("unproven").
 type soakCount map[string]int64
 
 func (c soakCount) add(d soakCount) {
@@ -962,8 +962,8 @@ func (c *call) startedID() string {
 	return told.ID
 }
 
-// soakServe is a verb of the soak: a call of a server of its own, with one warm room. The server takes the role of
-// sbxrun. The payload sees /out read-only, so its processes show that it runs, and its output shows a breach.
+// soakServe is a verb of the soak: a call to a new server with one warm room. The server has the role of sbxrun. The
+// payload sees /out read-only, so the test looks for its processes to know that it runs, and at its output for a breach.
 const soakServe = "serve"
 
 // config writes the configuration of the try's server.
@@ -1084,8 +1084,8 @@ func TestKilledRandomly(t *testing.T) {
 	}
 }
 
-// The same with a terminal, whose state is restored. sbxrun does not lead the terminal's session, just as below a
-// shell: when a session leader dies, the kernel hangs up the terminal, and nobody can restore it.
+// The same with a terminal, whose state is restored. As under a shell, sbxrun is not the session leader: when that dies,
+// the kernel hangs up the terminal, and nothing can restore it.
 func TestKilledRandomlyTerminal(t *testing.T) {
 	ptmx, tty, err := pty.Open()
 	check.Must(t, err)

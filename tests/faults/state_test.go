@@ -150,8 +150,8 @@ func TestStateReadOnly(t *testing.T) {
 	e.gone(settle)
 }
 
-// Commands refuse a state directory that others can access, or that the caller cannot enter. TestAnotherUser has those of
-// other owners.
+// Commands refuse a state directory that others can access or that the caller cannot enter. For directories of other
+// owners, see TestAnotherUser.
 func TestStateDenied(t *testing.T) {
 	e := newEnv(t)
 	b := e.start(nil, stays...)

@@ -123,8 +123,8 @@ func run(m *testing.M) (code int) {
 	return code
 }
 
-// ownTerms undoes what the test process has inherited, so that sbxrun does not inherit it: descriptors above 2
-// (flock(1) leaves its own open) and ignored signals (nohup(1) ignores SIGHUP; a shell ignores SIGINT and SIGQUIT in
+// ownTerms removes inherited state that sbxrun would inherit in turn: descriptors above 2 (flock(1) leaves its own
+// open) and ignored signals (nohup(1) ignores SIGHUP; a shell ignores SIGINT and SIGQUIT in
 // the background). Go resets all signals but SIGHUP and SIGINT itself.
 func ownTerms() error {
 	for _, s := range []os.Signal{unix.SIGHUP, unix.SIGINT} {

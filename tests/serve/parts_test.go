@@ -102,9 +102,9 @@ func TestOverlay(t *testing.T) {
 	s.idle()
 }
 
-// hostileLayer creates what a hostile command can leave in a directory: links out, a FIFO, a socket, hard links, names
-// with newlines and non-UTF-8 bytes, a closed directory, a deep one, and overlayfs's attributes and devices. Then it
-// exchanges directories and files with links that lead out, as long as it lives (renameat2(2), RENAME_EXCHANGE).
+// hostileLayer creates what a hostile command can leave in a directory: links that lead out of it, a FIFO, a socket, hard
+// links, names with newlines and invalid UTF-8, an unreadable directory, a deep one, and overlayfs attributes and devices.
+// Then, until killed, it exchanges directories and files with links that lead out (renameat2(2), RENAME_EXCHANGE).
 const hostileLayer = `import ctypes, os, socket, sys
 os.chdir(sys.argv[1])
 outside = sys.argv[2]

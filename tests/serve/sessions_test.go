@@ -333,7 +333,7 @@ func TestSessionQuota(t *testing.T) {
 	s.session(`{}`)
 }
 
-// A client that sends or reads a byte from time to time delays neither the end of a session nor that of the server.
+// A client that sends or reads one byte now and then does not delay the end of a session or of the server.
 func TestSessionEndsDuringTransfers(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
