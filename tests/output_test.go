@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -122,20 +123,24 @@ func TestCaptureAndReport(t *testing.T) {
 // --report writes to a descriptor in one write.
 func TestReportToDescriptor(t *testing.T) {
 	t.Parallel()
-	read, write, err := os.Pipe()
-	check.Must(t, err)
-	defer read.Close()
-	p := harness.Start(t, harness.Options{Bare: true, ExtraFiles: []*os.File{write}}, "--report", "fd:3", "--timeout", "0.2", "sleep", "60")
-	write.Close()
-	r := p.Wait()
-	buf := make([]byte, 64<<10)
-	n, err := read.Read(buf)
-	check.Must(t, err)
-	rep, err := harness.ParseReport(buf[:n])
-	check.Must(t, err)
-	check.That(t, r.ExitCode == 124 && rep.Cause == "timeout", "exit code %d, report %s", r.ExitCode, buf[:n])
-	if n, err := read.Read(buf); n != 0 {
-		t.Errorf("then came %q, %v", buf[:n], err)
+	b := harness.NewState(t).Sandbox(harness.Options{})
+	for _, verb := range [][]string{{"run"}, {"exec", b.ID}} {
+		read, write, err := os.Pipe()
+		check.Must(t, err)
+		args := slices.Concat(verb[:1], []string{"--report", "fd:3", "--timeout", "0.2"}, verb[1:], []string{"sleep", "60"})
+		p := b.State.Start(harness.Options{Bare: true, ExtraFiles: []*os.File{write}}, args...)
+		write.Close()
+		r := p.Wait()
+		buf := make([]byte, 64<<10)
+		n, err := read.Read(buf)
+		check.Must(t, err)
+		rep, err := harness.ParseReport(buf[:n])
+		check.Must(t, err)
+		check.That(t, r.ExitCode == 124 && rep.Cause == "timeout", "%s: exit code %d, report %s", verb[0], r.ExitCode, buf[:n])
+		if n, err := read.Read(buf); n != 0 {
+			t.Errorf("%s: then came %q, %v", verb[0], buf[:n], err)
+		}
+		read.Close()
 	}
 }
 
