@@ -28,19 +28,29 @@ func (s *server) status(method, path string, body any, want int) (c api.CallStat
 func testCallOutput(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
-	c := s.status(http.MethodPost, "/v1/calls", sh("echo one; echo err >&2; read x </dev/null; sleep 1; echo two"), http.StatusAccepted)
+	c := s.status(http.MethodPost, "/v1/calls", sh("echo one; echo err >&2; sleep 2347; echo two"), http.StatusAccepted)
 	path := "/v1/calls/" + c.ID
 	harness.Until(t, harness.Bound, "the first line", func() bool { return s.status(http.MethodGet, path, nil, 200).StdoutBytes == 4 })
 	_, b := s.ask(http.MethodGet, path+"/output?from=1", nil)
 	check.That(t, string(b) == "ne\n", "%q", b)
 	// Two clients follow it, one from the middle, and get everything that is still to come.
-	var all sync.WaitGroup
+	var all, follow sync.WaitGroup
 	for from, want := range map[int]string{0: "one\ntwo\n", 2: "e\ntwo\n"} {
+		follow.Add(1)
 		all.Go(func() {
-			status, b, _, err := s.try(t.Context(), http.MethodGet, fmt.Sprintf("%s/output?follow=1&from=%d", path, from), nil)
-			check.That(t, status == 200 && string(b) == want && err == nil, "from %d: %d %q %v", from, status, b, err)
+			r, err := s.client.Get(fmt.Sprintf("http://sbxrun%s/output?follow=1&from=%d", path, from))
+			follow.Done() // the answer has begun
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer r.Body.Close()
+			b, err := io.ReadAll(r.Body)
+			check.That(t, r.StatusCode == 200 && string(b) == want && err == nil, "from %d: %d %q %v", from, r.StatusCode, b, err)
 		})
 	}
+	follow.Wait()
+	s.release("sleep 2347")
 	all.Wait()
 	c = s.status(http.MethodGet, path+"?wait_ms=60000", nil, 200)
 	check.That(t, c.State == api.Over && c.Report != nil && c.Report.Cause == "exited" && *c.Report.StdoutBytes == 8 && c.Report.Stdout == nil, "%+v", c)

@@ -91,7 +91,7 @@ var behaviours = []behaviour{
 	{name: "a timeout is a report", steps: []step{
 		{op: "run", args: `{"call":{"argv":["sh","-c","sleep 1000 & sleep 1000"],"timeout_ms":300}}`, want: `{"cause":"timeout","exit_code":124,"timed_out":true,"verdict":"proven"}`}}},
 	{name: "a grace period", steps: []step{
-		{op: "run", args: `{"call":{"argv":["sh","-c","trap 'echo saved; exit 5' TERM; while :; do sleep 0.05; done"],"timeout_ms":2000,"grace_ms":20000}}`, want: `{"cause":"timeout","stdout":"saved\n"}`}}},
+		{op: "run", args: `{"call":{"argv":["sh","-c","trap 'echo saved; exit 5' TERM; while :; do sleep 0.05; done"],"timeout_ms":` + itoa(int(harness.Deadline(2*time.Second).Milliseconds())) + `,"grace_ms":20000}}`, want: `{"cause":"timeout","stdout":"saved\n"}`}}},
 	{name: "a command that is not there is a report", steps: []step{{op: "run", args: `{"call":{"argv":["no-such-command"]}}`, want: `{"cause":"start-failed","exit_code":127}`}}},
 	{name: "the same key is the same call", steps: []step{
 		{op: "run", args: `{"key":"k","call":{"argv":["true"]}}`, want: `{"exit_code":0}`},
@@ -254,9 +254,9 @@ var behaviours = []behaviour{
 		streaming(`{"event":"error","error":{}}` + "\n"), streaming(strings.Repeat(" ", 40<<20))}, asked: slices.Repeat([]string{"POST /v1/run?stream=1"}, 7),
 		steps: slices.Repeat([]step{{op: "stream", args: runTrue, want: `{"error":"lost"}`}}, 7)},
 	// E2B 1128: a client without a time limit of its own.
-	{name: "no answer", client: `"margin_ms":200`, answers: []string{held, streaming(`{"event":"start","id":"1"}` + "\n" + held)}, asked: []string{"POST /v1/run", "POST /v1/run?stream=1"},
-		steps: []step{{op: "run", args: `{"call":{"argv":["true"],"timeout_ms":100}}`, want: `{"error":"lost"}`, least: 300 * time.Millisecond},
-			{op: "stream", args: runTrue, want: `{"error":"lost"}`, least: 5200 * time.Millisecond}}},
+	{name: "no answer", client: `"margin_ms":1000`, answers: []string{held, streaming(`{"event":"start","id":"1"}` + "\n" + held)}, asked: []string{"POST /v1/run", "POST /v1/run?stream=1"},
+		steps: []step{{op: "run", args: `{"call":{"argv":["true"],"timeout_ms":100}}`, want: `{"error":"lost"}`, least: 1100 * time.Millisecond},
+			{op: "stream", args: runTrue, want: `{"error":"lost"}`, least: 6 * time.Second}}},
 	{name: "a stream that breaks off", answers: []string{streaming(`{"event":"stdout","text":"a"}` + "\n"), streaming(`{"event":"stdout",`), streaming("nonsense\n")},
 		asked: []string{"POST /v1/run?stream=1", "POST /v1/run?stream=1", "POST /v1/run?stream=1"},
 		steps: []step{{op: "stream", args: runTrue, want: `{"error":"lost"}`}, {op: "stream", args: runTrue, want: `{"error":"lost"}`}, {op: "stream", args: runTrue, want: `{"error":"lost"}`}}},
@@ -349,7 +349,10 @@ func newFake(t *testing.T, answers []string) *fake {
 			if err == nil {
 				body, err = io.ReadAll(r.Body)
 			}
-			check.OK(t, err)
+			if err != nil { // the client has disconnected, which f.asked does not contain
+				c.Close()
+				continue
+			}
 			asked := strings.TrimSpace(r.Method + " " + r.RequestURI + " " + r.Header.Get("Authorization") + " " + r.Header.Get("Sbxrun-Node"))
 			if r.Method == http.MethodPost && regexp.MustCompile(`/(calls|processes)$`).MatchString(r.RequestURI) {
 				var of api.Call
@@ -678,10 +681,11 @@ func TestNodeConnects(t *testing.T) {
 	address, err := unix.Getsockname(fd)
 	check.Must(t, err)
 	to := fmt.Sprintf("127.0.0.1:%d", address.(*unix.SockaddrInet4).Port)
-	for { // fill the backlog
+	for failed := 0; failed < 3; { // fill the backlog; on a busy machine one may fail before that
 		c, err := net.DialTimeout("tcp", to, 200*time.Millisecond)
 		if err != nil {
-			break
+			failed++
+			continue
 		}
 		defer c.Close()
 	}

@@ -94,7 +94,7 @@ func TestDrainEnds(t *testing.T) {
 func TestSurvivorsKeepPlace(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "places = 1\n[tenant]\nqueue = 0\n")
-	call := api.Call{Argv: []string{"sleep", "4321"}, TimeoutMS: 3000}
+	call := api.Call{Argv: []string{"sleep", "4321"}, TimeoutMS: result.Milliseconds(harness.Bound)}
 	id := s.status(http.MethodPost, "/v1/calls", call, http.StatusAccepted).ID
 	s.busy(1, "sleep 4321")
 	var payload int
@@ -138,11 +138,7 @@ os.wait()`
 		reap()
 		t.Fatalf("could not enter: %q, %v", line, err)
 	}
-	var c api.CallStatus
-	harness.Until(t, harness.Bound, "the call's end", func() bool {
-		c = s.status(http.MethodGet, "/v1/calls/"+id, nil, 200)
-		return c.State == api.Over
-	})
+	c := s.status(http.MethodDelete, "/v1/calls/"+id, nil, 200)
 	check.That(t, c.Failure != nil && c.Failure.Code == api.Unproven, "%+v", c)
 	kept := func() int {
 		var st api.Status
@@ -182,14 +178,9 @@ func TestFaults(t *testing.T) {
 func testDeadline(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
-	began := time.Now()
-	call := sh("trap '' TERM INT; setsid sh -c 'sleep 1000' & (sleep 1000 &) ; python3 -c 'while True: pass' & echo begun; sleep 1000")
-	deadline := harness.Deadline(time.Second)
-	call.TimeoutMS = result.Milliseconds(deadline)
-	a := s.run(call)
-	took := time.Since(began)
-	check.That(t, a.Cause == "timeout" && a.ExitCode == 124 && text(a.Stdout) == "begun\n" && a.Duration >= call.TimeoutMS && took <= deadline+harness.Slack,
-		"%s %d after %v ms, answered after %v, %q", a.Cause, a.ExitCode, a.Duration, took, text(a.Stdout))
+	a := s.late("/v1/run", sh("trap '' TERM INT; setsid sh -c 'sleep 1000' & (sleep 1000 &) ; python3 -c 'while True: pass' & echo begun; sleep 1000"), time.Second, "begun\n")
+	check.That(t, a.Cause == "timeout" && a.ExitCode == 124 && text(a.Stdout) == "begun\n" && a.Duration >= a.TimeoutMS,
+		"%s %d after %v of %v ms, %q", a.Cause, a.ExitCode, a.Duration, a.TimeoutMS, text(a.Stdout))
 	s.idle()
 	s.want("/v1/run", "echo next", "next\n")
 }
@@ -199,9 +190,7 @@ func testSessionAfterTimeout(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
 	path := s.session(`{}`)
-	call := sh("echo kept >a; sleep 1000 & sleep 1000")
-	call.TimeoutMS = result.Milliseconds(harness.Deadline(time.Second))
-	check.Equal(t, s.call(path+"/exec", call).Cause, "timeout")
+	check.Equal(t, s.late(path+"/exec", sh("echo kept >a; echo; sleep 1000 & sleep 1000"), time.Second, "\n").Cause, "timeout")
 	check.Equal(t, text(s.call(path+"/exec", api.Call{Language: "python", Code: "print(open('a').read())"}).Stdout), "kept\n\n")
 }
 

@@ -45,7 +45,7 @@ func importTree(t *testing.T, data, image, version string) string {
 	for _, program := range []string{"sh", "cat"} {
 		path, err := exec.LookPath(program)
 		check.Must(t, err)
-		ldd, err := exec.Command("ldd", path).Output()
+		ldd, err := combined(exec.Command("ldd", path))
 		check.Must(t, err)
 		for i, file := range append([]string{path}, strings.Fields(string(ldd))...) {
 			if filepath.IsAbs(file) {

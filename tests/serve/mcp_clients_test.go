@@ -50,10 +50,10 @@ func TestMCPTypeScript(t *testing.T) {
 	dir := modules(t)
 	run := func(t *testing.T, s *server, args ...string) {
 		command := exec.Command("node", append([]string{"testdata/mcp_client.mjs", dir}, args...)...)
-		text, err := command.Output()
-		if err != nil {
-			t.Fatalf("%v: %s %s", err, err.(*exec.ExitError).Stderr, s.log)
-		}
+		log := &harness.Log{}
+		command.Stderr = log
+		text, err := combined(command)
+		check.Require(t, err == nil, "%v: %s %s", err, log, s.log)
 		var got struct {
 			Tools                     json.RawMessage
 			Code, Image, Usage, After toolResult
@@ -111,7 +111,7 @@ func TestMCPInspector(t *testing.T) {
 			t.Parallel()
 			inspect := func(args ...string) string {
 				t.Helper()
-				out, err := exec.Command(inspector, append([]string{"--cli", target}, args...)...).CombinedOutput()
+				out, err := combined(exec.Command(inspector, append([]string{"--cli", target}, args...)...))
 				check.That(t, err == nil, "%v: %s", err, out)
 				return string(out)
 			}

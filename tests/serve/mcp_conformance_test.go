@@ -36,7 +36,7 @@ func TestMCPConformance(t *testing.T) {
 	} {
 		command := exec.Command("node", filepath.Join(dir, "node_modules/@modelcontextprotocol/conformance/dist/index.js"), "server", "--url", proxy.URL+"/mcp", "--scenario", scenario)
 		command.Dir = s.dir
-		if out, err := command.CombinedOutput(); err != nil {
+		if out, err := combined(command); err != nil {
 			t.Errorf("%s: %v: %s", scenario, err, out)
 		}
 	}

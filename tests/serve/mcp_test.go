@@ -611,12 +611,12 @@ func TestMCPKilled(t *testing.T) {
 	}
 }
 
-// A gigabyte of output is counted, but neither stored nor sent.
+// Output is counted, but neither stored nor sent.
 func TestMCPOutput(t *testing.T) {
 	t.Parallel()
 	agents(t, cold, func(t *testing.T, a *agent) {
-		const size = 1 << 30
-		r := a.use("run_command", map[string]any{"command": "head -c 1073741824 /dev/zero | tr '\\0' x; echo end", "timeout_ms": 120_000})
+		const size = 256 << 20
+		r := a.use("run_command", map[string]any{"command": "head -c 256M /dev/zero | tr '\\0' x; echo end", "timeout_ms": 300_000})
 		got := metaReport[api.Answer](t, r)
 		check.That(t, got.StdoutBytes != nil && *got.StdoutBytes == size+4 && got.StdoutTruncated != nil && *got.StdoutTruncated, "%v bytes", got.StdoutBytes)
 		b, err := json.Marshal(r)
@@ -739,8 +739,10 @@ func TestMCPProcesses(t *testing.T) {
 		})
 		r := a.use("list_processes", in(map[string]any{}))
 		check.That(t, strings.Contains(said(r), "process "+id+": running"), "%s", said(r))
-		r = a.use("read_process", in(map[string]any{"process": id}))
-		check.That(t, strings.Contains(said(r), "running") && strings.Contains(said(r), "stdout:\nstarted\n") && strings.Contains(said(r), `"GET / HTTP/1.1" 200`), "%s", said(r))
+		harness.Until(t, harness.Bound, "the server's output", func() bool {
+			r = a.use("read_process", in(map[string]any{"process": id}))
+			return strings.Contains(said(r), "running") && strings.Contains(said(r), "stdout:\nstarted\n") && strings.Contains(said(r), `"GET / HTTP/1.1" 200`)
+		})
 		r = a.use("read_process", in(map[string]any{"process": id, "stream": "stdout", "offset": 6}))
 		check.That(t, strings.Contains(said(r), "stdout from byte 6:\nd\n"), "%s", said(r))
 		r = a.use("stop_process", in(map[string]any{"process": id}))

@@ -47,14 +47,14 @@ func browser(t *testing.T) context.Context {
 		harness.Skip(t, "Debian's package chromium-headless-shell is not here: "+err.Error())
 	}
 	// On a busy machine this build sometimes dies of SIGSEGV before it listens.
-	for range 3 {
+	for range 10 {
 		if address := startBrowser(t); address != "" {
 			ctx, cancel := remote.NewAllocator(t.Context(), address, remote.NoModifyURL)
 			t.Cleanup(cancel)
 			return ctx
 		}
 	}
-	t.Fatal("the browser has ended by a signal three times")
+	t.Fatal("the browser has ended by a signal ten times")
 	return nil
 }
 

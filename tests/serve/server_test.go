@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
@@ -93,11 +94,14 @@ func (s *server) logs(words ...string) {
 	}
 }
 
-// combined runs a command, and returns its output. It registers the command, because the harness
+// combined runs a command, and returns its output, without stderr if that leads elsewhere. It registers the command, because the harness
 // treats unknown children as abandoned and kills them.
 func combined(c *exec.Cmd) ([]byte, error) {
 	out := &harness.Log{}
-	c.Stdout, c.Stderr = out, out
+	c.Stdout = out
+	if c.Stderr == nil {
+		c.Stderr = out
+	}
 	done, err := harness.StartCommand(c)
 	if err != nil {
 		return nil, err
@@ -185,6 +189,26 @@ func (s *server) count(text string) (found int) {
 	return found
 }
 
+// release ends one process below the server whose command line is the text, with a signal that shells do not report.
+func (s *server) release(text string) {
+	s.t.Helper()
+	harness.Until(s.t, harness.Bound, text, func() bool {
+		for _, pid := range harness.Descendants(s.cmd.Process.Pid) {
+			p, ok := harness.ReadProc(pid)
+			line, _ := os.ReadFile(filepath.Join("/proc", itoa(pid), "cmdline")) // it may have exited
+			if !ok || strings.TrimSuffix(strings.ReplaceAll(string(line), "\x00", " "), " ") != text {
+				continue
+			}
+			target, hit := harness.Strike(pid, p.Parent, unix.SIGPIPE)
+			if hit {
+				target.Close()
+				return true
+			}
+		}
+		return false
+	})
+}
+
 // ask sends a request, and returns the status and the whole answer.
 func (s *server) ask(method, path string, body any, headers ...string) (int, []byte) {
 	s.t.Helper()
@@ -250,6 +274,30 @@ func (s *server) call(path string, call api.Call) *api.Answer {
 	err := json.Unmarshal(b, a)
 	check.Require(s.t, err == nil, "%v: %s", err, b)
 	check.That(s.t, !a.Started || a.Teardown.Verdict == "proven", "verdict %s: %s", a.Teardown.Verdict, b)
+	return a
+}
+
+// late runs a call that prints a text before its deadline, which is raised until it does, as on a busy machine.
+func (s *server) late(path string, call api.Call, first time.Duration, out string) (a *api.Answer) {
+	s.t.Helper()
+	for d := harness.Deadline(first); ; d *= 2 {
+		call.TimeoutMS = result.Milliseconds(d)
+		began := time.Now()
+		a = s.call(path, call)
+		harness.Within(s.t, "the answer", time.Since(began), 0, d)
+		if text(a.Stdout) == out || d > harness.Bound {
+			return a
+		}
+	}
+}
+
+// in runs a call until it gets a room of a kind: a room that is not ready is left out.
+func (s *server) in(room string, call api.Call) (a *api.Answer) {
+	s.t.Helper()
+	harness.Until(s.t, harness.Bound, "a room that is "+room, func() bool {
+		a = s.run(call)
+		return a.Room == room
+	})
 	return a
 }
 

@@ -285,12 +285,10 @@ queue = 8
 	load, _ = os.ReadFile("/proc/loadavg")
 	t.Logf("%d calls in %v: %v; answers of each tenant: %v; the server's memory each tenth: %v bytes; load %s", s.calls, took, s.kinds, s.of, s.marks, load)
 	check.That(t, len(s.kinds) >= 6 && s.kinds["refused"] != 0, "not everything has happened: %v", s.kinds)
-	harness.Until(t, harness.Bound, "as many processes as before", func() bool {
-		now, _ := s.below()
-		return now <= processes
+	harness.Until(t, harness.Bound, fmt.Sprintf("no more than %d processes with %d tasks below the server", processes, tasks), func() bool {
+		now, more := s.below()
+		return now <= processes && more <= tasks
 	})
-	after, more := s.below()
-	check.That(t, after <= processes && more <= tasks, "%d processes and %d tasks are below the server, and were %d and %d", after, more, processes, tasks)
 	harness.Until(t, harness.Bound, fmt.Sprintf("no more descriptors than %d", descriptors), func() bool { return s.descriptors() <= descriptors })
 	if k := len(s.marks); k > 5 {
 		early, late := slices.Max(s.marks[:k/2]), slices.Max(s.marks[k/2:])

@@ -29,8 +29,8 @@ out.file = await client.readResource({ uri: out.image.content.find((c) => c.type
 out.usage = await call("run_code", { code: "1", timeout_ms: -5 });
 
 const controller = new AbortController();
-const canceled = call("run_command", { command: "sleep 4329; true" }, { signal: controller.signal }).then(() => "answered", (e) => e.name + ": " + e.message);
-setTimeout(() => controller.abort("enough"), 1000);
+const running = { signal: controller.signal, onprogress: () => controller.abort("enough") };
+const canceled = call("run_command", { command: "sleep 4329; true" }, running).then(() => "answered", (e) => e.name + ": " + e.message);
 out.canceled = await canceled;
 out.after = await call("run_command", { command: "echo after" });
 await client.close();
