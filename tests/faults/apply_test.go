@@ -10,10 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // The changes include every kind: replaced and new files, hard links, a directory in place of a
@@ -157,7 +154,7 @@ cd ..; for d in *; do [ $d = 0 ] || { rm -r $d/gone $d/swap1 $d/swap2; cp -dR --
 			c, staged := begin("0")
 			s := e.wait(c)
 			check.Require(t, s.code == 0, "%v", s)
-			compared, applied := staged.Sub(c.begin), c.end.Sub(staged)
+			compared, applied := staged.Sub(c.begin), max(c.end.Sub(staged), time.Millisecond) // staging may not have been seen
 			old, _ := applyLook(t, filepath.Join(top, "0"))
 			check.Require(t, old == 0, "%d paths were not applied", old)
 			cut := 0
@@ -179,12 +176,7 @@ cd ..; for d in *; do [ $d = 0 ] || { rm -r $d/gone $d/swap1 $d/swap2; cp -dR --
 				}
 				for time.Now().Before(at) && !c.over() {
 				}
-				if target, err := harness.Open(c.pid); err == nil {
-					if !c.over() {
-						_ = target.Signal(unix.SIGKILL) // fails only if it has just exited
-					}
-					target.Close()
-				}
+				_ = c.cmd.Process.Kill() // fails only if it has exited
 				s := e.wait(c)
 				old, now := applyLook(t, dir)
 				check.That(t, s.code != 0 || old == 0, "try %d: it says that all is applied, and %d paths are old", i, old)

@@ -136,7 +136,7 @@ func TestBwrapFakeExplained(t *testing.T) {
 		{"is stopped", `kill -STOP $$`},
 	} {
 		t.Run(f.name, func(t *testing.T) {
-			script := versions + "case \" $* \" in *\" --info-fd \"*) exit 1;; esac\n" + f.script + "\n"
+			script := versions + "case \" $* \" in *\" --info-fd \"*) exit 1;; esac\n: >\"$0.searched\"\n" + f.script + "\n"
 			r := start(t, options{env: pose(t, script)}, "--timeout", "1", "sh", "-c", ": >/out/ran")
 			r.briefly(10 * time.Second)
 			if o := r.wait(); o.code != 125 {
@@ -145,8 +145,12 @@ func TestBwrapFakeExplained(t *testing.T) {
 				o.oneLine(t)
 			}
 
-			r = start(t, options{env: pose(t, script)}, "--timeout", "1", "sh", "-c", ": >/out/ran")
-			r.until("the end of the run's own bwrap", func() bool { return time.Since(r.begin) > 300*time.Millisecond })
+			env := pose(t, script)
+			r = start(t, options{env: env}, "--timeout", "1", "sh", "-c", ": >/out/ran")
+			r.until("the search", func() bool {
+				_, err := os.Stat(strings.TrimPrefix(env[0], "SBXRUN_BWRAP=") + ".searched")
+				return err == nil
+			})
 			r.signal(unix.SIGTERM)
 			r.briefly(2 * time.Second)
 			r.wait()

@@ -33,7 +33,7 @@ func (e *env) small(bytes int, dir, script string) result {
 // When the disk is full, everything that writes prints one line with the cause, exits with the
 // code of a failure, and leaves only what was there before.
 func TestDiskFull(t *testing.T) {
-	// Root's cleanup also reports processes of other tests.
+	// Root's cleanup also reports processes and cgroups of other tests.
 	for _, tt := range []struct {
 		name, script string
 		want         []string // patterns for the lines of stdout
@@ -50,7 +50,7 @@ sbxrun snapshot create box --name s >/dev/null 2>&1; echo $?
 head -c 3000000 /dev/zero >$disk/other # 3 MB packed, and 3 MB more are needed
 try sbxrun start --from s --name again
 find $disk/data/snapshots/tmp $disk/data/snapshots/trees -mindepth 1
-sbxrun kill --all --grace 0 >/dev/null; sbxrun cleanup >/dev/null; sbxrun cleanup | grep -v 'zombie\|init' || true`,
+sbxrun kill --all --grace 0 >/dev/null; sbxrun cleanup >/dev/null; sbxrun cleanup | grep -v 'zombie\|init\|cgroup' || true`,
 			[]string{`125 sbxrun: error: snapshots: .*no space left on device; free disk space there, or remove snapshots or images: sbxrun snapshot rm, sbxrun image rm`, "lock", "0", `125 sbxrun: error: cannot unpack snapshot s: .*no space left on device.*`}},
 		{"volume", `
 export SBXRUN_DATA_DIR=$disk
@@ -61,7 +61,7 @@ try sbxrun volume export v $disk/out
 try sbxrun --cwd none --volume new:/v true
 ls -A $disk $disk/volumes; rm $disk/fill
 try sbxrun volume rm v
-sbxrun cleanup | grep -v 'zombie\|init' || true`,
+sbxrun cleanup | grep -v 'zombie\|init\|cgroup' || true`,
 			[]string{`1 head: .*No space left on device`, `0 text`, `125 sbxrun: error: cannot write ".*/out": no space left on device`, `(0|125 sbxrun: error: .*no space left on device)`, ".*:", "fill", "volumes", "", ".*:", "(new\n)?v", "0"}},
 		{"upper", `
 mkdir $top/o
@@ -69,7 +69,7 @@ try sbxrun --cwd none --overlay $top/o:/data --upper $disk/upper sh -c 'head -c 
 rm -rf $disk/upper
 head -c 20000000 /dev/zero >$disk/fill || true
 try sbxrun --cwd none --overlay $top/o:/data --upper $disk/upper sh -c 'echo text >/data/big'
-ls -A $top/o; sbxrun cleanup | grep -v 'zombie\|init' || true`,
+ls -A $top/o; sbxrun cleanup | grep -v 'zombie\|init\|cgroup' || true`,
 			[]string{`1 head: .*No space left on device`, `.* .*o space left on device.*`}},
 		{"cp", `
 sbxrun start --name box --cwd none >/dev/null

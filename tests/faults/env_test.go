@@ -50,11 +50,15 @@ func newEnv(t testing.TB) *env {
 
 // begin starts sbxrun. It may be called concurrently.
 func (e *env) begin(args ...string) (*call, error) {
-	binary := harness.Binary(e.t)
-	if len(args) > 0 && args[0] == "kill" {
-		args = slices.Concat(args[:1], harness.Proof(), args[1:])
+	return e.command(nil, slices.Concat(e.wrap, []string{harness.Binary(e.t)}, proving(args))...)
+}
+
+// proving adds [harness.Proof] to a command that has a proof timeout. A later flag overrides it.
+func proving(args []string) []string {
+	if !slices.Contains([]string{"run", "start", "exec", "kill"}, args[0]) {
+		return args
 	}
-	return e.command(nil, slices.Concat(e.wrap, []string{binary}, args)...)
+	return slices.Concat(args[:1], harness.Proof(), args[1:])
 }
 
 // command starts any command in sbxrun's environment.
@@ -104,7 +108,7 @@ func (e *env) startFlags(flags ...string) []string {
 	if !slices.Contains(flags, "--timeout") {
 		own = append(own, "--timeout", lifetime)
 	}
-	return slices.Concat(own, harness.Proof(), flags)
+	return append(own, flags...)
 }
 
 // sandbox is a running sandbox.

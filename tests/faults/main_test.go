@@ -29,7 +29,7 @@ const enough = 50
 // repetitions it only logs a moment that was always missed.
 func hunt(t *testing.T, n int, what string, strike func(try int) (hit bool)) {
 	t.Helper()
-	end := time.Now().Add(30 * time.Second)
+	end := time.Now().Add(harness.Scaled(30 * time.Second))
 	missed := t.Errorf
 	if soak(t) < enough {
 		end, missed = time.Now().Add(5*time.Second), t.Logf

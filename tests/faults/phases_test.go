@@ -38,7 +38,6 @@ time.sleep(600)
 // phase is a moment of a run, recognised from outside.
 type phase struct {
 	name    string
-	flags   []string
 	payload []string
 	// reached reports whether the run has reached the phase, given its processes.
 	reached func(r *run, pids [roles]int) bool
@@ -68,7 +67,7 @@ var phases = []phase{
 	{name: "ended", payload: leaver, reached: func(r *run, pids [roles]int) bool {
 		return r.wrote("ran") && (pids[rolePayload] == 0 || harness.Exited(pids[rolePayload]))
 	}, victims: []int{roleSbxrun, roleKeeper}},
-	{name: "grace", payload: deaf, flags: []string{"--timeout", "0.05", "--grace", "2"},
+	{name: "grace", payload: deaf,
 		reached: func(r *run, pids [roles]int) bool { return r.wrote("term") },
 		victims: []int{roleSbxrun, roleKeeper, roleMonitor, roleRoom, roleInit}},
 	{name: "teardown", payload: crowd, before: func(r *run) {
@@ -95,8 +94,8 @@ func TestKilledInPhases(t *testing.T) {
 				tries = ph.tries
 			}
 			t.Run(ph.name+"/"+roleNames[victim], func(t *testing.T) {
-				hunt(t, scaled(t, tries), "the "+roleNames[victim], func(int) bool {
-					return ph.strike(t, victim, func(words ...string) *run { return start(t, options{}, words...) })
+				hunt(t, scaled(t, tries), "the "+roleNames[victim], func(try int) bool {
+					return ph.strike(t, try, victim, func(words ...string) *run { return start(t, options{}, words...) })
 				})
 			})
 			if !ph.exec || victim == roleMonitor || victim == roleRoom {
@@ -108,9 +107,9 @@ func TestKilledInPhases(t *testing.T) {
 				if victim == roleKeeper || victim == roleInit {
 					tries = 1 // sbxrun takes half a second more, to see whether the sandbox has ended
 				}
-				hunt(t, scaled(t, tries), "the "+roleNames[victim], func(int) bool {
+				hunt(t, scaled(t, tries), "the "+roleNames[victim], func(try int) bool {
 					_ = os.Remove(filepath.Join(e.out, "ran"))
-					return ph.strike(t, victim, func(words ...string) *run { return b.exec(words[:2], words[2:]...) })
+					return ph.strike(t, try, victim, func(words ...string) *run { return b.exec(words[:2], words[2:]...) })
 				})
 				b.alive()
 				e.clean()
@@ -121,15 +120,15 @@ func TestKilledInPhases(t *testing.T) {
 
 // strike does one run, and kills the victim when the phase is reached. It reports whether the
 // victim was alive. start gets two flags at least, and the command.
-func (ph phase) strike(t *testing.T, victim int, start func(words ...string) *run) bool {
+func (ph phase) strike(t *testing.T, try, victim int, start func(words ...string) *run) bool {
 	t.Helper()
 	payload := ph.payload
 	if payload == nil {
 		payload = busy
 	}
-	flags := ph.flags
-	if flags == nil {
-		flags = []string{"--timeout", "5"}
+	flags := []string{"--timeout", "5"}
+	if ph.name == "grace" { // the trap must be set before the timeout, so that grows
+		flags = []string{"--timeout", (50 * time.Millisecond << min(try, 6)).String(), "--grace", "2"}
 	}
 	r := start(slices.Concat(flags, payload)...)
 	if ph.before != nil {

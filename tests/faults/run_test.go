@@ -562,16 +562,16 @@ func (e *env) quit(verb string, at int) int {
 	args := []string{verb}
 	switch verb {
 	case "run":
-		args = slices.Concat(args, harness.Proof(), []string{"--env", harness.MarkerName + "=" + e.marker, "true"})
+		args = append(args, "--env", harness.MarkerName+"="+e.marker, "true")
 	case "start":
 		args = e.startFlags()
 	case "kill":
-		args = slices.Concat(args, harness.Proof(), []string{e.start(nil).ID})
+		args = append(args, e.start(nil).ID)
 	}
 	count := filepath.Join(e.top, "stops")
 	c, err := e.command(func(cmd *exec.Cmd) {
 		cmd.Env = append(cmd.Env, fmt.Sprintf("%s=%d %d QUIT", tracerEnv, roleSbxrun, at), tracerStops+"="+count)
-	}, slices.Concat([]string{self, harness.Binary(e.t)}, args)...)
+	}, slices.Concat([]string{self, harness.Binary(e.t)}, proving(args))...)
 	check.Must(e.t, err)
 	s := e.wait(c)
 	text := harness.ReadFile(e.t, count)

@@ -217,8 +217,8 @@ func TestUnprovenReturns(t *testing.T) {
 		r.abort()
 		t.Skipf("trace the command: %v", errno)
 	}
-	r.signal(unix.SIGTERM)
 	begin := time.Now()
+	r.signal(unix.SIGTERM)
 	r.until("the end", r.over)
 	took := time.Since(begin)
 	check.OK(t, unix.PtraceDetach(pids[rolePayload]), "let the command end")

@@ -48,20 +48,24 @@ func killTogether(t *testing.T, how pair) {
 	if how.stop != 0 {
 		tries = scaled(t, 12)
 	}
-	window := e.together()
-	for i := range tries {
-		met += e.strikeTogether(how, rand.N(window))
-		if i%20 == 19 || i == tries-1 {
+	window, end := e.together(), time.Now().Add(harness.Scaled(30*time.Second))
+	// A busy machine may need more time, and another test's cleanup may end the rooms first.
+	missed := func() bool { return soak(t) >= enough && (met == 0 || how.stop == roleRoom && rooms == 0) }
+	i := 0
+	for ; i < tries || missed() && time.Now().Before(end); i++ {
+		if met += e.strikeTogether(how, rand.N(window)); met == 0 {
+			window += window / 8
+		}
+		if i%20 == 19 || i >= tries-1 {
 			if how.start {
 				e.ok("kill", "--all", "--grace", "0") // those that were missed
 			}
 			rooms += e.abandoned(&commands)
 		}
 	}
-	t.Logf("%d of %d keepers met; %d rooms were left, and %d commands ran on", met, tries, rooms, commands)
+	t.Logf("%d of %d keepers met; %d rooms were left, and %d commands ran on", met, i, rooms, commands)
 	check.That(t, commands == 0, "%d commands ran on, with nobody to end them", commands)
-	check.That(t, soak(t) < enough || met != 0, "no keeper was met")
-	check.That(t, how.stop != roleRoom || rooms != 0 || soak(t) < enough, "no room was left: the test does not meet what it is about")
+	check.That(t, !missed(), "no keeper was met, or no room was left: the test does not meet what it is about")
 }
 
 // strikeTogether starts a run or a sandbox, and kills sbxrun and keeper after a time. It returns 1

@@ -24,7 +24,7 @@ import (
 
 // get returns a published port's answer, or the error.
 func get(address, request string) (string, error) {
-	c, err := net.DialTimeout("tcp", address, 5*time.Second)
+	c, err := net.DialTimeout("tcp", address, harness.Scaled(5*time.Second))
 	if err != nil {
 		return "", err
 	}
@@ -207,8 +207,10 @@ func TestKilled(t *testing.T) {
 			before, ok := harness.ReadProc(proxy)
 			check.Require(t, ok, "there is no proxy")
 			kill()
-			now, there := harness.ReadProc(proxy)
-			check.That(t, !there || now.Start != before.Start, "the proxy is there")
+			harness.Until(t, harness.Scaled(10*time.Second), "the end of the proxy", func() bool {
+				now, there := harness.ReadProc(proxy)
+				return !there || now.Start != before.Start
+			})
 			got, err := get(address, "hello\n")
 			check.That(t, err != nil, "afterwards: %q", got)
 			select {

@@ -41,7 +41,7 @@ func inLab(t *testing.T, list, program string) *harness.Result {
 
 // prelude is common to the programs. ask prints the results of a tunnel and a request through it.
 const prelude = `
-import os, socket, ssl, struct, sys, urllib.request
+import os, select, socket, ssl, struct, sys, urllib.request
 def proxy():
     s = socket.create_connection(("127.0.0.1", 3128)); s.settimeout(float(os.environ["FIXTURE_SECONDS"]) / 3); return s
 def line(s):
@@ -80,6 +80,11 @@ def secure(to, name, host):
     except (OSError, ssl.SSLError): return "closed"
     s.sendall(("GET /x HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n" % host).encode())
     return rest(s).split(b"\n")[-2].decode() if s else ""
+def again(f): # while connections that have ended still count
+    for _ in range(200):
+        try: return f()
+        except (OSError, IndexError) as e: last = e; select.select([], [], [], 0.05)
+    raise last
 def attempt(what, f):
     try: r = f()
     except Exception as e: r = type(e).__name__ + (" %d" % e.code if hasattr(e, "code") else "")
