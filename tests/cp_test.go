@@ -83,7 +83,7 @@ func TestCp(t *testing.T) {
 	r := c.s.Start(harness.Options{Dir: c.dir}, "cp", "box:/tmp/new", "-").Wait()
 	unpack := exec.Command("tar", "xC", c.dir)
 	unpack.Stdin = bytes.NewReader(r.Stdout)
-	out, err := unpack.CombinedOutput()
+	out, err := harness.Command(t, unpack, harness.Bound)
 	check.That(t, err == nil, "tar: %v %s", err, out)
 	c.has("new/d/b", "2")
 	c.s.Start(harness.Options{Stdin: bytes.NewReader(r.Stdout)}, "cp", "-", "box:/home/sandbox").Wait().Exits(t, 0)

@@ -132,15 +132,10 @@ func libraryOf(t *testing.T, program string) string {
 	t.Helper()
 	found, err := exec.LookPath(program)
 	check.Must(t, err)
-	ldd, err := exec.Command("ldd", found).Output()
-	check.Must(t, err)
-	for word := range strings.FieldsSeq(string(ldd)) {
-		if filepath.IsAbs(word) && strings.HasPrefix(filepath.Base(word), "libc.") {
-			return word
-		}
-	}
-	t.Fatalf("%s has no libc: %s", program, ldd)
-	return ""
+	paths := libraries(t, found)
+	i := slices.IndexFunc(paths, func(path string) bool { return strings.HasPrefix(filepath.Base(path), "libc.") })
+	check.Require(t, i >= 0, "%s has no libc: %q", program, paths)
+	return paths[i]
 }
 
 // A device that a sandbox may not or could not open is an error, not a device that fails later.

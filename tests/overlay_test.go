@@ -200,15 +200,15 @@ func TestOverlayReplaced(t *testing.T) {
 				check.Must(t, os.WriteFile(filepath.Join(dir, name), []byte(name), 0o644))
 			}
 			if tt.root {
-				check.Must(t, exec.Command("chown", "-R", "61000:61000", dir).Run())
-				check.Must(t, exec.Command("chown", "-R", "0:0", dir+"/keep").Run())
+				runHere(t, exec.Command("chown", "-R", "61000:61000", dir))
+				runHere(t, exec.Command("chown", "-R", "0:0", dir+"/keep"))
 				check.Must(t, os.Chmod(dir+"/keep", 0o700))
 			}
 			b := s.Sandbox(harness.Options{Dir: dir}, layer(t, "--name", "agent", "--cwd", "overlay")...)
 			execOut(t, b, "echo new >cur/f; echo new >cur/made; sleep 0.1")
 			replace := exec.Command("sh", "-ec", tt.replace)
 			replace.Dir = dir
-			check.Must(t, replace.Run())
+			runHere(t, replace)
 			before := treeText(t, dir)
 			if got, _ := text(t, s, 0, "diff", "agent"); strings.TrimPrefix(got, "P cur/ (mode 0700 to 0755) (changed on the host, too)\n") != "M cur/f (changed on the host, too)\nA cur/made (changed on the host, too)\n" {
 				t.Errorf("diff: %q", got)
@@ -685,7 +685,7 @@ func TestRunApplyHeldBack(t *testing.T) {
 		check.Must(t, os.MkdirAll(dir, 0o755))
 		prepare := exec.Command("sh", "-ec", tt.prepare)
 		prepare.Dir = dir
-		check.Must(t, prepare.Run())
+		runHere(t, prepare)
 		there := func(name string) bool {
 			_, err := os.Lstat(filepath.Join(dir, name))
 			return err == nil

@@ -5,7 +5,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -24,7 +26,10 @@ func rootTree(t *testing.T) string {
 	for _, name := range []string{"sh", "cat", "ls", "id", "env", "mkdir", "rm", "mv"} {
 		found, err := exec.LookPath(name)
 		check.Must(t, err)
-		copyProgram(t, dir, found, "/opt/bin/"+name)
+		copyFile(t, found, dir+"/opt/bin/"+name)
+		for _, library := range libraries(t, found) {
+			copyFile(t, library, dir+library)
+		}
 	}
 	for name, text := range map[string]string{
 		"/etc/os-release": "NAME=tree\n",
@@ -42,17 +47,19 @@ func rootTree(t *testing.T) string {
 	return dir
 }
 
-// copyProgram copies a program of the host to a path in a root directory, and its libraries to theirs.
-func copyProgram(t *testing.T, dir, from, to string) {
+var known sync.Map // programs' libraries
+
+// libraries returns the paths of the libraries that a program of the host uses.
+func libraries(t *testing.T, program string) []string {
 	t.Helper()
-	ldd, err := exec.Command("ldd", from).Output()
-	check.Must(t, err)
-	copyFile(t, from, dir+to)
-	for _, word := range strings.Fields(string(ldd)) {
-		if filepath.IsAbs(word) {
-			copyFile(t, word, dir+word)
-		}
+	if paths, ok := known.Load(program); ok {
+		return paths.([]string)
 	}
+	ldd, err := harness.Command(t, exec.Command("ldd", program), harness.Bound)
+	check.Must(t, err)
+	paths := slices.DeleteFunc(strings.Fields(ldd), func(word string) bool { return !filepath.IsAbs(word) })
+	known.Store(program, paths)
+	return paths
 }
 
 func copyFile(t *testing.T, from, to string) {

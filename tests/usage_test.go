@@ -81,7 +81,7 @@ func TestJSONUnescaped(t *testing.T) {
 	r := harness.Start(t, harness.Options{Bare: true}, "--json", "echo", text).Wait()
 	check.That(t, strings.Count(string(r.Stdout), text) == 2, "run --json: %s", r.Stdout)
 	s := harness.NewState(t)
-	b := s.Sandbox(harness.Options{}, "--tag", "text="+text, "--", "sh", "-c", `echo "$0"; exec sleep 60`, text)
+	b := s.Sandbox(harness.Options{}, "--tag", "text="+text, "--", "sh", "-c", `echo "$0"; exec sleep 600`, text)
 	for _, args := range [][]string{{"ps", "--json"}, {"inspect", b.ID}, {"exec", "--json", b.ID, "echo", text}, {"kill", "--json", text}} {
 		s.Run(args...).OutHas(t, text)
 	}
@@ -114,9 +114,9 @@ func TestPrintCommand(t *testing.T) {
 	}
 	carryOut := func(command string) string {
 		t.Helper()
-		out, err := exec.Command("python3", "-c", reaper, command).CombinedOutput()
+		out, err := harness.Command(t, exec.Command("python3", "-c", reaper, command), harness.Bound)
 		check.Require(t, err == nil, "%v: %s\n%s", err, out, command)
-		return strings.Join(strings.Fields(string(out)), " ")
+		return strings.Join(strings.Fields(out), " ")
 	}
 	without := print(harness.Options{})
 	comment, rest, _ := strings.Cut(without, "\n")
