@@ -116,7 +116,7 @@ func TestNamedBwrapExposed(t *testing.T) {
 		{dir, []string{"-w", "true"}, 125},
 		{"/usr", []string{"--bind", dir, "true"}, 125},
 		{"/usr", []string{"--bind", bwrap + ":/mnt/x", "true"}, 125},
-		{"/usr", []string{"start", "--bind", dir + ":/mnt", "sleep", "60"}, 125},
+		{"/usr", []string{"start", "--bind", dir + ":/mnt", "sleep", "600"}, 125},
 	} {
 		_ = os.Remove(marker)
 		r := harness.Start(t, harness.Options{Dir: c.dir, Bare: true, Env: []string{"SBXRUN_BWRAP=" + bwrap}}, c.args...).Wait()

@@ -31,7 +31,7 @@ func TestRootWithoutKill(t *testing.T) {
 func TestEngineRoot(t *testing.T) {
 	t.Parallel()
 	second := harness.Deadline(time.Second).String()
-	harness.Run(t, harness.Options{Wrap: harness.EngineRoot()}, "sh", "-c", "setsid sleep 60 & exit 7").Expect(t, 7, "exited")
+	harness.Run(t, harness.Options{Wrap: harness.EngineRoot()}, "sh", "-c", "setsid sleep 600 & exit 7").Expect(t, 7, "exited")
 	harness.Run(t, harness.Options{Wrap: harness.EngineRoot()}, "--timeout", second, "--grace", "0.1", "/fixtures/tree-setsid").Expect(t, 124, "timeout")
 
 	// The payload sets its own limits, so sbxrun needs no capability for another user's process,
@@ -48,7 +48,7 @@ func TestEngineRoot(t *testing.T) {
 	limited.Ended()
 	b := s.Sandbox(harness.Options{}, "--name", "box")
 	b.Exec(harness.Options{}, []string{"--timeout", second, "--grace", "0.1"}, "/fixtures/tree-setsid").Expect(t, 124, "timeout")
-	p := b.StartExec(harness.Options{}, nil, "sh", "-c", "sleep 60 & echo up; wait")
+	p := b.StartExec(harness.Options{}, nil, "sh", "-c", "sleep 600 & echo up; wait")
 	p.WaitOutput("up\n")
 	// PID 1 of the room; the exec's init, shell and sleep.
 	got := statsOf(t, s, harness.Options{})
@@ -145,7 +145,7 @@ func TestNoNetwork(t *testing.T) {
 		return l
 	}
 	tcp := listen("tcp4", "127.0.0.1:0").Addr().(*net.TCPAddr)
-	abstract := fmt.Sprintf("@sbxrun-test-%d", os.Getpid())
+	abstract := fmt.Sprintf("@sbxrun-test-network-%d", os.Getpid())
 	listen("unix", abstract)
 	// The usual place of docker.sock, where only root can create one.
 	dir := harness.Dir(t)

@@ -131,7 +131,7 @@ func (c *console) try(t *testing.T, step consoleStep) {
 	_, err := fmt.Fprintf(c.stdin, "{ %s\n} </dev/null\necho %s\n", step.command, consoleMark)
 	check.Must(t, err)
 	want := comparable(step.want)
-	deadline := time.After(30*time.Second + harness.Slack)
+	deadline := time.After(harness.Bound)
 	for marked := false; !marked || len(c.got) < len(want); {
 		select {
 		case line, ok := <-c.lines:
@@ -237,7 +237,7 @@ func TestBackendPython(t *testing.T) {
 	check.Require(t, found && strings.Contains(code, limited), "backend.md has no such block: %s", code)
 	run := func(code string) string {
 		t.Helper()
-		second := fmt.Sprint(harness.Deadline(time.Second).Seconds())
+		second := fmt.Sprint(harness.Scaled(time.Second).Seconds())
 		cmd := exec.Command("python3", "-c", code+`
 print(execute_code("print(6 * 7)", timeout=60))
 print(execute_code("import time; print('begun', flush=True); time.sleep(600)", timeout=`+second+`))

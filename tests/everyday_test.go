@@ -246,7 +246,7 @@ func TestEverydayStartWarns(t *testing.T) {
 	s := harness.NewState(t)
 	dir := harness.Dir(t)
 	check.Must(t, os.WriteFile(filepath.Join(dir, "sleep"), []byte("#!/bin/sh\n"), 0o755))
-	_, r := s.TrySandbox(harness.Options{Env: []string{"PATH=" + dir + ":" + harness.Path}}, "sleep", "60")
+	_, r := s.TrySandbox(harness.Options{Env: []string{"PATH=" + dir + ":" + harness.Path}}, "sleep", "600")
 	want := "sleep is /usr/bin/sleep in the sandbox, but " + dir + "/sleep outside"
 	check.That(t, r.ExitCode == 0 && strings.Contains(string(r.Stderr), want), "exit code %d, stderr %q, want %s", r.ExitCode, r.Stderr, want)
 }
@@ -259,7 +259,7 @@ func TestEverydayTasks(t *testing.T) {
 	}
 	r, text := harness.Said(t, func(o harness.Options) *harness.Process {
 		o.Bare = true
-		return harness.Start(t, o, "--env", harness.MarkerName, "--pids", "6", "sh", "-c", "for i in 1 2 3 4 5 6 7 8; do sleep 0.1 & done; wait")
+		return harness.Start(t, o, "--env", harness.MarkerName, "--pids", "6", "sh", "-c", "for i in 1 2 3 4 5 6 7 8; do sleep 600 & done; wait")
 	})
 	want := "hint: the limit on tasks was reached (--pids 6); a larger one lets it start more"
 	check.That(t, r.ExitCode == 2 && strings.Contains(text, want), "exit code %d, %q, want %s", r.ExitCode, text, want)

@@ -18,16 +18,16 @@ func TestExecDetach(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	b := s.Sandbox(harness.Options{})
-	deadline := harness.Deadline(time.Second)
-	d := b.Detach([]string{"--timeout", deadline.String()}, "sh", "-c", "echo up >/tmp/up; setsid sleep 60 & sleep 60")
-	check.That(t, !d.Supervisor.Ended(), "it has ended")
+	deadline, begin := harness.Scaled(time.Second), time.Now()
+	d := b.Detach([]string{"--timeout", deadline.String()}, "sh", "-c", "echo up >/tmp/up; setsid sleep 600 & sleep 600")
+	check.That(t, !d.Supervisor.Ended() || time.Since(begin) >= deadline, "it has ended")
 	r := d.Ended()
 	check.That(t, r.Cause == "timeout" && r.ExitCode == 124 && r.Teardown.Verdict == "proven", "%s", r.Raw())
 	harness.Within(t, "the command", time.Duration(r.DurationMS*float64(time.Millisecond)), deadline, deadline+300*time.Millisecond)
 	check.Equal(t, string(b.Exec(harness.Options{}, nil, "cat", "/tmp/up").Stdout), "up\n")
 	// It keeps the sandbox from being idle.
-	b = s.Sandbox(harness.Options{}, "--idle-timeout", harness.Deadline(1500*time.Millisecond).String())
-	d = b.Detach(nil, "sleep", strconv.FormatFloat(harness.Deadline(2500*time.Millisecond).Seconds(), 'f', -1, 64))
+	b = s.Sandbox(harness.Options{}, "--idle-timeout", harness.Scaled(time.Second).String())
+	d = b.Detach(nil, "sleep", strconv.FormatFloat(harness.Scaled(2*time.Second).Seconds(), 'f', -1, 64))
 	rep := d.Ended()
 	b.Ended()
 	check.That(t, rep.Cause == "exited" && rep.ExitCode == 0, "%s", rep.Raw())
@@ -54,7 +54,7 @@ func TestExecTerminal(t *testing.T) {
 	s.restored()
 
 	// The keeper restores it when sbxrun cannot.
-	s = newExecScreen(t, b, nil, "sh", "-c", "echo up; exec sleep 60")
+	s = newExecScreen(t, b, nil, "sh", "-c", "echo up; exec sleep 600")
 	s.waitFor("up\r\n")
 	s.p.Kill()
 	s.p.Wait()
@@ -62,7 +62,7 @@ func TestExecTerminal(t *testing.T) {
 
 	// The sandbox ends while it is in use.
 	b.Dying = true
-	s = newExecScreen(t, b, nil, "sh", "-c", "echo up; exec sleep 60")
+	s = newExecScreen(t, b, nil, "sh", "-c", "echo up; exec sleep 600")
 	s.waitFor("up\r\n")
 	kill(t, b.State, 0, "--grace", "0", b.ID)
 	s.p.Wait().Expect(t, 137, "killed")
@@ -119,7 +119,7 @@ func TestExecHandle(t *testing.T) {
 	check.That(t, len(inspected) == 1 && inspected[0].Report.ID == one.ID && inspected[0].Logs.StdoutBytes == 8, "inspect: %+v", inspected)
 
 	// kill ends only this one. A second kill succeeds and reports how it ended.
-	three := b.Detach(nil, "sleep", "60")
+	three := b.Detach(nil, "sleep", "600")
 	if all := kill(t, s, 0, "--grace", "0.1", "web/"+two.ID); len(all) != 1 || all[0].ID != two.ID || all[0].Status != "killed" || all[0].Verdict != "proven" || all[0].Already {
 		t.Errorf("kill: %+v", all)
 	}
@@ -162,7 +162,7 @@ func TestExecHandleLogMax(t *testing.T) {
 	}
 	r := s.Run("logs", d.Handle)
 	check.That(t, string(r.Stdout) == "0123456789" && strings.HasPrefix(string(r.Stderr), "short\nsbxrun: stdout is incomplete: the command wrote 17 bytes"), "%q %q", r.Stdout, r.Stderr)
-	d = b.Detach([]string{"--max-output", "10", "--output-limit", "kill"}, "sh", "-c", "echo 0123456789abcdef; exec sleep 60")
+	d = b.Detach([]string{"--max-output", "10", "--output-limit", "kill"}, "sh", "-c", "echo 0123456789abcdef; exec sleep 600")
 	if r := d.Ended(); r.Cause != "output-limit" || r.ExitCode != 153 {
 		t.Errorf("%s", r.Raw())
 	}

@@ -111,7 +111,7 @@ func TestExecPrivileges(t *testing.T) {
 		defer f.Close()
 		extra = append(extra, f)
 	}
-	for _, flags := range [][]string{nil, {"--json"}, {"--tty"}, {"--timeout", "30", "--grace", "1"}} {
+	for _, flags := range [][]string{nil, {"--json"}, {"--tty"}, {"--timeout", "600", "--grace", "1"}} {
 		b.Exec(harness.Options{ExtraFiles: extra}, flags, "/fixtures/probe-fds").Exits(t, 0)
 	}
 	// The same as the sandbox's own command, including limits and masks.
@@ -127,13 +127,16 @@ func TestExecPrivileges(t *testing.T) {
 func TestExecJSON(t *testing.T) {
 	t.Parallel()
 	b := harness.NewState(t).Sandbox(harness.Options{})
-	r := b.Exec(harness.Options{}, []string{"--json", "--timeout", harness.Deadline(time.Second).String()}, "sh", "-c", `printf 'to \001 out'; echo to err >&2; sleep 60`)
-	rep, err := harness.ParseReport(r.Stdout)
-	check.Must(t, err)
-	check.That(t, r.ExitCode == 124 && rep.Cause == "timeout" && rep.Stdout != nil && *rep.Stdout == "to \x01 out" && *rep.Stderr == "to err\n", "exit code %d: %s", r.ExitCode, r.Stdout)
+	harness.Longer(t, time.Second, func(timeout time.Duration) bool {
+		r := b.Exec(harness.Options{}, []string{"--json", "--timeout", timeout.String()}, "sh", "-c", `printf 'to \001 out'; echo to err >&2; sleep 600`)
+		rep, err := harness.ParseReport(r.Stdout)
+		check.Must(t, err)
+		check.Require(t, r.ExitCode == 124 && rep.Cause == "timeout" && rep.Stdout != nil && rep.Stderr != nil, "exit code %d: %s", r.ExitCode, r.Stdout)
+		return *rep.Stdout == "to \x01 out" && *rep.Stderr == "to err\n"
+	})
 	// Errors are JSON too.
-	r = b.State.Run("exec", "--json", "nobody", "true")
-	rep, err = harness.ParseReport(r.Stdout)
+	r := b.State.Run("exec", "--json", "nobody", "true")
+	rep, err := harness.ParseReport(r.Stdout)
 	check.Must(t, err)
 	check.That(t, r.ExitCode == 125 && rep.Cause == "start-failed" && rep.Error.Code == "no-such-sandbox", "exit code %d: %s", r.ExitCode, r.Stdout)
 }
@@ -220,16 +223,16 @@ func TestExecSoak(t *testing.T) {
 		return tasks, countDir(t, "/proc/%d/fd", b.Supervisor.PID), b.Supervisor.RSS()
 	}
 	// Until the supervisor has opened everything that it keeps open.
-	for begin := time.Now(); time.Since(begin) < 500*time.Millisecond; {
+	for range 8 {
 		b.Exec(harness.Options{}, nil, "true").Expect(t, 0, "exited")
 	}
 	tasks, fds, rss := measure()
 	for i := range harness.Soak(t) {
 		switch i % 4 {
 		case 0:
-			b.Exec(harness.Options{}, nil, "sh", "-c", "setsid sleep 60 & exit 3").Expect(t, 3, "exited")
+			b.Exec(harness.Options{}, nil, "sh", "-c", "setsid sleep 600 & exit 3").Expect(t, 3, "exited")
 		case 1:
-			b.Exec(harness.Options{}, []string{"--timeout", harness.Deadline(150 * time.Millisecond).String()}, "sh", "-c", "setsid sleep 60 & sleep 60").Expect(t, 124, "timeout")
+			b.Exec(harness.Options{}, []string{"--timeout", harness.Deadline(150 * time.Millisecond).String()}, "sh", "-c", "setsid sleep 600 & sleep 600").Expect(t, 124, "timeout")
 		case 2:
 			b.Exec(harness.Options{}, nil, "no-such-command").Expect(t, 127, "start-failed")
 		default:
@@ -239,10 +242,11 @@ func TestExecSoak(t *testing.T) {
 			return
 		}
 	}
-	nowTasks, nowFDs, nowRSS := measure()
-	if nowTasks != tasks || nowFDs != fds || nowRSS > rss+1<<20 {
-		t.Errorf("before: %d tasks, %d descriptors, %d bytes; after %d execs: %d, %d, %d", tasks, fds, rss, harness.Soak(t), nowTasks, nowFDs, nowRSS)
-	}
+	// The supervisor may still be closing the last connection, and its heap varies.
+	harness.Until(t, harness.Bound, fmt.Sprintf("%d tasks, %d descriptors and %d bytes, as before the execs", tasks, fds, rss), func() bool {
+		nowTasks, nowFDs, nowRSS := measure()
+		return nowTasks == tasks && nowFDs <= fds && nowRSS <= rss+2<<20
+	})
 }
 
 func countDir(t *testing.T, format string, pid int) int {
@@ -315,7 +319,7 @@ func reversed(s string) string {
 // Execs of one sandbox neither see nor reach each other's processes, although they have the same user.
 func TestExecsApart(t *testing.T) {
 	t.Parallel()
-	b := harness.NewState(t).Sandbox(harness.Options{}, "sleep", "60")
+	b := harness.NewState(t).Sandbox(harness.Options{}, "sleep", "600")
 	w := newWitness(b)
 	r := b.Exec(harness.Options{}, nil, "python3", "-c", `
 import os

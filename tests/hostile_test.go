@@ -2,6 +2,7 @@ package tests
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -66,8 +67,7 @@ func TestForkBomb(t *testing.T) {
 			p, timeout := harness.InTime(t, 2*time.Second, "ready 101\n", func(timeout string) *harness.Process {
 				return harness.Start(t, harness.Options{}, "--timeout", timeout, "--env", "FIXTURE_COUNT=100", "/fixtures/fork-bomb", kind)
 			})
-			forks := 0
-			for running := true; running; forks++ {
+			for running := true; running; {
 				took := harness.HostFork(t)
 				check.That(t, took <= time.Second+harness.Slack, "a fork on the host took %v", took)
 				select {
@@ -77,7 +77,6 @@ func TestForkBomb(t *testing.T) {
 				}
 			}
 			r := p.Wait().Expect(t, 124, "timeout")
-			check.That(t, forks >= 2, "the host could fork only %d times meanwhile", forks)
 			// With 100 spinning processes sbxrun is scheduled late.
 			harness.Within(t, "the run", r.Elapsed, timeout, timeout+time.Second)
 		})
@@ -227,7 +226,7 @@ func TestExecVeryShortTimeout(t *testing.T) {
 	b := harness.NewState(t).Sandbox(harness.Options{})
 	for i := range 60 {
 		timeout := fmt.Sprintf("0.00%d", 1+i%9)
-		b.Exec(harness.Options{}, []string{"--timeout", timeout}, "sleep", "60").Expect(t, 124, "timeout")
+		b.Exec(harness.Options{}, []string{"--timeout", timeout}, "sleep", "600").Expect(t, 124, "timeout")
 	}
 }
 
@@ -243,7 +242,7 @@ var job = &syscall.SysProcAttr{Setpgid: true}
 // Ctrl-Z stops the command together with sbxrun, and fg continues both.
 func TestSuspend(t *testing.T) {
 	t.Parallel()
-	p := harness.Start(t, harness.Options{Attr: job}, "--timeout", "30", "python3", "-u", "-c",
+	p := harness.Start(t, harness.Options{Attr: job}, "--timeout", "600", "python3", "-u", "-c",
 		"import time; print('up')\nwhile True: print(time.time_ns()); time.sleep(0.02)") // no vfork(2), which delays a stop
 	p.WaitOutput("up\n")
 	payload := p.Role(harness.RolePayload)
@@ -261,12 +260,12 @@ func TestSuspend(t *testing.T) {
 // Ctrl-Z stops nothing if no shell could continue it, or if the caller ignores it.
 func TestSuspendNobodyToContinue(t *testing.T) {
 	t.Parallel()
-	p := harness.Start(t, harness.Options{Attr: &syscall.SysProcAttr{Setsid: true}}, "--timeout", "30", "sh", "-c", "echo up; sleep 0.5; exit 7")
+	p := harness.Start(t, harness.Options{Attr: &syscall.SysProcAttr{Setsid: true}}, "--timeout", "600", "sh", "-c", "echo up; sleep 0.5; exit 7")
 	p.WaitOutput("up\n")
 	p.Signal(unix.SIGTSTP)
 	p.Wait().Expect(t, 7, "exited")
 
-	p = harness.Start(t, harness.Options{Attr: job, Wrap: []string{"sh", "-c", `trap '' TSTP; exec "$@"`, "-"}}, "--timeout", "30", "sh", "-c", "echo up; sleep 0.5; exit 7")
+	p = harness.Start(t, harness.Options{Attr: job, Wrap: []string{"sh", "-c", `trap '' TSTP; exec "$@"`, "-"}}, "--timeout", "600", "sh", "-c", "echo up; sleep 0.5; exit 7")
 	p.WaitOutput("up\n")
 	p.Signal(unix.SIGTSTP)
 	p.Wait().Expect(t, 7, "exited")
@@ -276,19 +275,25 @@ func TestSuspendNobodyToContinue(t *testing.T) {
 func TestStoppedExitInTime(t *testing.T) {
 	t.Parallel()
 	for _, sig := range []syscall.Signal{unix.SIGSTOP, unix.SIGTSTP} {
-		p, timeout := harness.InTime(t, 1500*time.Millisecond, "up\n", func(timeout string) *harness.Process {
-			return harness.Start(t, harness.Options{Attr: job}, "--timeout", timeout, "sh", "-c", "echo up; sleep 0.3; exit 7")
-		})
-		begin := time.Now()
+		read, write, err := os.Pipe()
+		check.Must(t, err)
+		defer read.Close()
+		defer write.Close()
+		timeout, begin := harness.Scaled(1500*time.Millisecond), time.Now()
+		p := harness.Start(t, harness.Options{Attr: job, Stdin: read}, "--timeout", timeout.String(), "sh", "-c", "echo up; read line; exit 7")
+		p.WaitOutput("up\n")
+		payload := p.Role(harness.RolePayload)
 		p.Signal(sig)
 		if sig == unix.SIGTSTP {
 			// The command is stopped too, so sbxrun must continue soon.
 			harness.Until(t, harness.Bound, "it to stop", func() bool { return jobState(p.PID) == "T" })
+			write.Close()
 			p.Signal(unix.SIGCONT)
 			p.Wait().Expect(t, 7, "exited")
 			continue
 		}
-		payload := p.Role(harness.RolePayload)
+		harness.Until(t, harness.Bound, "it to stop", func() bool { return harness.Stopped(p.PID) })
+		write.Close()
 		harness.Until(t, harness.Bound, "the payload's end", payload.Ended)
 		harness.Until(t, harness.Bound, "the deadline", func() bool { return time.Since(begin) > timeout+200*time.Millisecond })
 		p.Signal(unix.SIGCONT)
@@ -300,7 +305,7 @@ func TestStoppedExitInTime(t *testing.T) {
 // it, and both report a timeout.
 func TestStoppedRoomDeadline(t *testing.T) {
 	t.Parallel()
-	b := harness.NewState(t).Sandbox(harness.Options{}, "--timeout", harness.Deadline(2*time.Second).String())
+	b := harness.NewState(t).Sandbox(harness.Options{}, "--timeout", harness.Scaled(2*time.Second).String())
 	b.Dying = true
 	check.Must(t, b.Supervisor.Signal(unix.SIGSTOP))
 	harness.Until(t, harness.Bound, "the room's end", func() bool { return len(harness.Members(b.NS)) == 0 })

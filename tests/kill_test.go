@@ -115,7 +115,7 @@ func TestKillTermIgnored(t *testing.T) {
 // In an idle sandbox, execs get the full grace period even if the sandbox's deadline is earlier.
 func TestKillIdle(t *testing.T) {
 	t.Parallel()
-	timeout := harness.Deadline(2 * time.Second)
+	timeout := harness.Scaled(2 * time.Second)
 	b := harness.NewState(t).Sandbox(harness.Options{}, "--timeout", timeout.String(), "--grace", "0")
 	b.Dying = true
 	p := b.StartExec(harness.Options{}, nil, "sh", "-c", fmt.Sprintf("trap 'sleep %f; echo cleaned; exit' TERM; echo up; while :; do sleep 0.02; done", timeout.Seconds()+1))
@@ -134,7 +134,7 @@ func TestKillTwice(t *testing.T) {
 	b := s.Sandbox(harness.Options{}, "/fixtures/term-swallow")
 	s.Run("wait", "--log", "ready 1", b.ID)
 	patient := s.Start(harness.Options{}, "kill", "--grace", "50", b.ID)
-	s.Run("wait", "--log", "got SIGTERM", "--timeout", "20", b.ID).Exits(t, 0)
+	s.Run("wait", "--log", "got SIGTERM", "--timeout", harness.Bound.String(), b.ID).Exits(t, 0)
 	_, took := timedKill(t, s, 0, "--grace", "0", b.ID)
 	harness.Within(t, "the second kill", took, 0, 200*time.Millisecond)
 	patient.Wait().Exits(t, 0)

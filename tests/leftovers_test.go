@@ -38,7 +38,7 @@ func TestStrayWithoutFirstThread(t *testing.T) {
 	r := harness.Run(t, harness.Options{}, "python3", "-c", `
 import ctypes, os, platform, threading, time
 if os.fork() == 0:
-    threading.Thread(target=time.sleep, args=(60,)).start()
+    threading.Thread(target=time.sleep, args=(600,)).start()
     ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0) # exit(2), of one thread
 child = next(pid for pid in os.listdir("/proc") if pid.isdigit() and pid not in ("1", str(os.getpid())))
 while open("/proc/" + child + "/stat").read().split()[2] != "Z":
@@ -94,10 +94,10 @@ func TestExecReportsLeftoverProcesses(t *testing.T) {
 		args []string
 		want string // all of stderr
 	}{
-		{[]string{"sh", "-c", "sleep 60 >/dev/null 2>&1 &"}, "sbxrun: killed 1 leftover process" + hint},
-		{[]string{"sh", "-c", "sleep 60 >/dev/null 2>&1 & sleep 60 >/dev/null 2>&1 &"}, "sbxrun: killed 2 leftover processes" + hint},
+		{[]string{"sh", "-c", "sleep 600 >/dev/null 2>&1 &"}, "sbxrun: killed 1 leftover process" + hint},
+		{[]string{"sh", "-c", "sleep 600 >/dev/null 2>&1 & sleep 600 >/dev/null 2>&1 &"}, "sbxrun: killed 2 leftover processes" + hint},
 		{[]string{"sh", "-c", "exec sleep 0.01"}, ""},
-		{[]string{"--", "sh", "-c", "sleep 60 >/dev/null 2>&1 & exit 3"}, "sbxrun: killed 1 leftover process" + hint},
+		{[]string{"--", "sh", "-c", "sleep 600 >/dev/null 2>&1 & exit 3"}, "sbxrun: killed 1 leftover process" + hint},
 	} {
 		s.Start(harness.Options{}, append([]string{"exec", b.ID}, c.args...)...).Wait().Err(t, c.want)
 		for _, flag := range []string{"--quiet", "--json"} {
@@ -105,7 +105,7 @@ func TestExecReportsLeftoverProcesses(t *testing.T) {
 			check.That(t, flag != "--json" || strings.Contains(string(r.Stdout), `"strays":0`) != (c.want != ""), "%q: report %s", c.args, r.Stdout)
 		}
 	}
-	s.Start(harness.Options{}, "sh", "-c", "sleep 60 >/dev/null 2>&1 &").Wait().Err(t, "")
+	s.Start(harness.Options{}, "sh", "-c", "sleep 600 >/dev/null 2>&1 &").Wait().Err(t, "")
 }
 
 // A teardown lifts the CPU quota. A process that survives it, here because a tracer outside stops
@@ -118,7 +118,7 @@ func TestUnprovenQuota(t *testing.T) {
 	runtime.LockOSThread() // a tracer is a thread
 	defer runtime.UnlockOSThread()
 	dir := harness.SharedDir(t)
-	cmd := exec.Command(harness.Binary(t), "--cpus", "0.25", "--timeout", "60", "--proof-timeout", "0.5", "--bind", dir+":/out", "sh", "-c", "read line; exit 7")
+	cmd := exec.Command(harness.Binary(t), "--cpus", "0.25", "--timeout", "600", "--proof-timeout", "0.5", "--bind", dir+":/out", "sh", "-c", "read line; exit 7")
 	stdin, err := cmd.StdinPipe()
 	check.Must(t, err)
 	cmd.Dir = dir

@@ -62,10 +62,10 @@ func TestLimitMemory(t *testing.T) {
 	}
 	for _, command := range [][]string{
 		{"python3", "-c", hog},
-		{"sh", "-c", `python3 -c "$1"; sleep 60`, "sh", hog},
-		{"sh", "-c", `head -c 200M /dev/zero >/tmp/x; sleep 60`}, // /tmp is memory
+		{"sh", "-c", `python3 -c "$1"; sleep 600`, "sh", hog},
+		{"sh", "-c", `head -c 200M /dev/zero >/tmp/x; sleep 600`}, // /tmp is memory
 	} {
-		r := harness.Run(t, harness.Options{}, append([]string{"--memory", "64M", "--tmp-size", "1G", "--timeout", "60"}, command...)...).Expect(t, 137, "oom")
+		r := harness.Run(t, harness.Options{}, append([]string{"--memory", "64M", "--tmp-size", "1G", "--timeout", "600"}, command...)...).Expect(t, 137, "oom")
 		check.That(t, hit(t, r.Report, "memory") && len(r.Stdout) == 0 && strings.Contains(string(r.Stderr), "out of memory (--memory 64M)"),
 			"stdout %q, stderr %q, %s", r.Stdout, r.Stderr, r.Report.Raw())
 		peak := r.Report.Usage.MemoryPeak
@@ -98,7 +98,7 @@ for a, b in pairs:
     except BlockingIOError: pass
 print(sent >> 20)
 `
-	r := harness.Run(t, harness.Options{}, "--memory", "64M", "--timeout", "60", "python3", "-c", fill).Expect(t, 0, "exited")
+	r := harness.Run(t, harness.Options{}, "--memory", "64M", "--timeout", "600", "python3", "-c", fill).Expect(t, 0, "exited")
 	sent, err := strconv.Atoi(strings.TrimSpace(string(r.Stdout)))
 	check.That(t, err == nil && sent <= 70, "MiB on their way: %s", r.Stdout)
 }
@@ -109,14 +109,14 @@ func TestLimitForkBomb(t *testing.T) {
 	if !enforced(t, limits.Request{Pids: 32}, "--pids", "32") {
 		return
 	}
-	r := harness.Run(t, harness.Options{}, "--pids", "32", "--timeout", harness.Deadline(2*time.Second).String(), "bash", "-c", ":(){ :|:& };: ; sleep 60")
+	r := harness.Run(t, harness.Options{}, "--pids", "32", "--timeout", harness.Deadline(2*time.Second).String(), "bash", "-c", ":(){ :|:& };: ; sleep 600")
 	r.Expect(t, 124, "timeout")
 	check.That(t, hit(t, r.Report, "pids") && strings.Contains(string(r.Stderr), "Resource temporarily unavailable"), "%s; stderr %.300q", r.Report.Raw(), r.Stderr)
 	peak := r.Report.Usage.PidsPeak
 	check.That(t, peak <= 32, "pids_peak is %d", peak)
 	harness.Within(t, "the teardown", time.Duration(*r.Report.TeardownMS*1e6), 0, time.Second)
 	// Exactly as many processes as allowed; two are the sandbox's own.
-	r = harness.Run(t, harness.Options{}, "--pids", "10", "bash", "-c", "for i in 1 2 3 4 5 6 7; do sleep 60 & done; jobs -p").Expect(t, 0, "exited")
+	r = harness.Run(t, harness.Options{}, "--pids", "10", "bash", "-c", "for i in 1 2 3 4 5 6 7; do sleep 600 & done; jobs -p").Expect(t, 0, "exited")
 	check.That(t, !hit(t, r.Report, "pids"), "%s", r.Report.Raw())
 }
 
@@ -188,7 +188,7 @@ func TestInitWaits(t *testing.T) {
 // The kernel's OOM killer chooses the command before the keeper, which has to end everything.
 func TestOOMScoreOfTheCommand(t *testing.T) {
 	t.Parallel()
-	p := harness.Start(t, harness.Options{}, "--oom-score-adj", "700", "--timeout", "60", "sh", "-c", "echo up; sleep 60")
+	p := harness.Start(t, harness.Options{}, "--oom-score-adj", "700", "--timeout", "600", "sh", "-c", "echo up; sleep 600")
 	p.WaitOutput("up\n")
 	for role, want := range map[int]string{harness.RoleKeeper: "0", harness.RoleRoom: "0", harness.RoleInit: "700", harness.RolePayload: "700"} {
 		score, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", p.Role(role).PID))
@@ -224,7 +224,7 @@ func TestLimitCPUTime(t *testing.T) {
 	if !enforced(t, limits.Request{CPUTime: time.Second}, "--cpu-time", "1") {
 		return
 	}
-	r := harness.Run(t, harness.Options{}, "--cpu-time", "0.5", "--timeout", "60", "bash", "-c", "while :; do :; done & while :; do :; done")
+	r := harness.Run(t, harness.Options{}, "--cpu-time", "0.5", "--timeout", "600", "bash", "-c", "while :; do :; done & while :; do :; done")
 	r.Expect(t, 152, "cpu-time")
 	check.That(t, hit(t, r.Report, "cpu-time") && strings.Contains(string(r.Stderr), "--cpu-time"), "stderr %q, %s", r.Stderr, r.Report.Raw())
 	r = harness.Run(t, harness.Options{}, "--cpu-time", "30", "sh", "-c", "exit 3").Expect(t, 3, "exited")
@@ -276,7 +276,7 @@ func TestLimitProcess(t *testing.T) {
 // With --output-limit, too much output is truncated or ends the run, with and without --json.
 func TestLimitOutput(t *testing.T) {
 	t.Parallel()
-	r := harness.Run(t, harness.Options{}, "--output-limit", "kill", "--max-output", "64K", "--timeout", "60", "yes").Expect(t, 153, "output-limit")
+	r := harness.Run(t, harness.Options{}, "--output-limit", "kill", "--max-output", "64K", "--timeout", "600", "yes").Expect(t, 153, "output-limit")
 	check.That(t, len(r.Stdout) == 64<<10 && hit(t, r.Report, "max-output"), "%d bytes, %s", len(r.Stdout), r.Report.Raw())
 	r = harness.Run(t, harness.Options{}, "--output-limit", "truncate", "--max-output", "1000", "sh", "-c", "yes | head -c 1M; yes n | head -c 1M >&2; exit 4")
 	r.Expect(t, 4, "exited")
@@ -314,17 +314,19 @@ func TestLimitSandbox(t *testing.T) {
 	}
 	b := harness.NewState(t).Sandbox(harness.Options{}, "--memory", "128M", "--pids", "24")
 	b.Exec(harness.Options{}, nil, "python3", "-c", hog).Expect(t, 137, "oom")
-	x := b.Exec(harness.Options{}, []string{"--memory", "32M"}, "sh", "-c", `python3 -c "$1"; sleep 60`, "sh", "x = bytearray(64 << 20)").Expect(t, 137, "oom")
+	x := b.Exec(harness.Options{}, []string{"--memory", "32M"}, "sh", "-c", `python3 -c "$1"; sleep 600`, "sh", "x = bytearray(64 << 20)").Expect(t, 137, "oom")
 	check.That(t, hit(t, x.Report, "memory"), "%s", x.Report.Raw())
-	x = b.Exec(harness.Options{}, []string{"--pids", "8", "--timeout", harness.Deadline(time.Second).String()}, "bash", "-c", "for i in 1 2 3 4 5 6 7 8 9; do sleep 60 & done; wait")
-	x.Expect(t, 124, "timeout")
+	p := b.StartExec(harness.Options{}, []string{"--pids", "8"}, "bash", "-c", "for i in 1 2 3 4 5 6 7 8 9; do sleep 600 & done; wait")
+	p.WaitStderr("Resource temporarily unavailable")
+	p.Signal(unix.SIGTERM)
+	x = p.Wait().Expect(t, 143, "canceled")
 	check.That(t, hit(t, x.Report, "pids") && x.Report.Usage.PidsPeak <= 8, "%s", x.Report.Raw())
 	b.Exec(harness.Options{}, []string{"--cpu-time", "0.3"}, "sh", "-c", "while :; do :; done").Expect(t, 152, "cpu-time")
 	b.Alive()
 	id := b.Inspect().ID
 	check.That(t, len(harness.Cgroups(id)) != 0, "the sandbox has no cgroup")
 	// While the sandbox is full an exec fails with an error, and leaves nothing.
-	full := b.StartExec(harness.Options{}, []string{"--timeout", "60"}, "bash", "-c", "for i in $(seq 40); do sleep 60 & done; wait")
+	full := b.StartExec(harness.Options{}, []string{"--timeout", "600"}, "bash", "-c", "for i in $(seq 40); do sleep 600 & done; wait")
 	full.WaitStderr("Resource temporarily unavailable")
 	x = b.Exec(harness.Options{}, nil, "true")
 	check.That(t, x.ExitCode != 0 && x.Report != nil && !x.Report.Started, "exit code %d, stderr %q", x.ExitCode, x.Stderr)
@@ -361,7 +363,7 @@ func TestLimitSandboxOthersMemory(t *testing.T) {
 	for _, code := range []int{0, 3} {
 		stdin, end, err := os.Pipe()
 		check.Must(t, err)
-		p := b.StartExec(harness.Options{Stdin: stdin}, []string{"--timeout", "60"}, "sh", "-c", fmt.Sprint("echo up; read end; exit ", code))
+		p := b.StartExec(harness.Options{Stdin: stdin}, []string{"--timeout", "600"}, "sh", "-c", fmt.Sprint("echo up; read end; exit ", code))
 		p.WaitOutput("up")
 		b.Exec(harness.Options{}, nil, "python3", "-c", hog).Expect(t, 137, "oom")
 		end.Close()
@@ -467,7 +469,7 @@ func TestLimitFrozen(t *testing.T) {
 	if !enforced(t, limits.Request{Pids: 64}, "--pids", "64") {
 		return
 	}
-	p, _ := harness.InTime(t, 3*time.Second, "ready 2\n", func(timeout string) *harness.Process {
+	p, _ := harness.InTime(t, harness.Scaled(3*time.Second), "ready 2\n", func(timeout string) *harness.Process {
 		return harness.Start(t, harness.Options{}, "--pids", "64", "--timeout", timeout, "/fixtures/tree-sleep")
 	})
 	frozen := freeze(t, p.Role(harness.RoleInit).PID)

@@ -138,7 +138,7 @@ func complete(t *testing.T, out []byte, mib int) {
 // An abstract socket needs no file, only the host's network.
 func TestOutsideHoldsAbstract(t *testing.T) {
 	t.Parallel()
-	address := fmt.Sprintf("@sbxrun-test-%d", os.Getpid())
+	address := fmt.Sprintf("@sbxrun-test-held-%d", os.Getpid())
 	stranger(t, address, false)
 	r := harness.Run(t, harness.Options{}, append([]string{"--json", "--net", "host"}, sends(address, "3", 1)...)...).Expect(t, 3, "exited")
 	harness.Within(t, "the run", r.Elapsed, 0, soon)
@@ -215,7 +215,7 @@ func TestDescriptors(t *testing.T) {
 	for _, name := range []string{"/etc/passwd", "/", "/dev/null", "/proc/self/stat", "/etc/hostname"} {
 		open(os.Open(name))
 	}
-	for _, mode := range [][]string{nil, {"--json"}, {"--tty"}, {"--timeout", "30", "--grace", "1"}} {
+	for _, mode := range [][]string{nil, {"--json"}, {"--tty"}, {"--timeout", "600", "--grace", "1"}} {
 		harness.Run(t, harness.Options{ExtraFiles: extra}, append(mode, "/fixtures/probe-fds")...).Exits(t, 0)
 	}
 }
@@ -243,7 +243,7 @@ func TestFewDescriptors(t *testing.T) {
 	const enough = 64 // run and room have their own pipes, and each copied file of /etc takes two
 	for limit := 3; limit <= enough; limit++ {
 		wrap := []string{"sh", "-c", fmt.Sprintf(`ulimit -n %d && exec "$@"`, limit), "sh"}
-		run := harness.Run(t, harness.Options{Wrap: wrap}, "sh", "-c", "setsid sleep 60 & exit 7")
+		run := harness.Run(t, harness.Options{Wrap: wrap}, "sh", "-c", "setsid sleep 600 & exit 7")
 		check.That(t, run.ExitCode == 7 || run.ExitCode == 125 && limit != enough, "%d descriptors: exit code %d, stderr %.300q", limit, run.ExitCode, run.Stderr)
 		if limit > 24 {
 			continue // enough for the others
@@ -274,7 +274,7 @@ func TestUserExhausted(t *testing.T) {
 		// Low, to leave enough for tests of other packages.
 		few := harness.Options{Wrap: []string{"sh", "-c", `ulimit -n 6000 && exec "$@"`, "sh"}}
 		idle := s.Sandbox(few)
-		hostile := harness.Start(t, few, "--timeout", "60", "/fixtures/user-exhaust", kind, fmt.Sprint(most))
+		hostile := harness.Start(t, few, "--timeout", "600", "/fixtures/user-exhaust", kind, fmt.Sprint(most))
 		hostile.WaitOutput("ready ")
 		scarce := os.Getuid() != 0 && kind == "watches" && maxWatches(t) < most
 		for _, args := range [][]string{{"true"}, {"exec", idle.ID, "true"}} {

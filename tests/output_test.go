@@ -127,7 +127,7 @@ func TestReportToDescriptor(t *testing.T) {
 	for _, verb := range [][]string{{"run"}, {"exec", b.ID}} {
 		read, write, err := os.Pipe()
 		check.Must(t, err)
-		args := slices.Concat(verb[:1], []string{"--report", "fd:3", "--timeout", "0.2"}, verb[1:], []string{"sleep", "60"})
+		args := slices.Concat(verb[:1], []string{"--report", "fd:3", "--timeout", "0.2"}, verb[1:], []string{"sleep", "600"})
 		p := b.State.Start(harness.Options{Bare: true, ExtraFiles: []*os.File{write}}, args...)
 		write.Close()
 		r := p.Wait()
@@ -162,7 +162,7 @@ func TestOutputFull(t *testing.T) {
 	harness.Until(t, harness.Bound, "the log", func() bool { return len(s.Run("logs", "full").Stdout) > 0 })
 	for _, args := range [][]string{
 		{"--output-limit", "kill", "--max-output", "1M", "echo", "x"},
-		{"--output-limit", "truncate", "--max-output", "1M", "sh", "-c", "echo x; sleep 60"},
+		{"--output-limit", "truncate", "--max-output", "1M", "sh", "-c", "echo x; sleep 600"},
 		{"--json", "echo", "x"}, {"--report", "/dev/full", "true"}, {"--report", "fd:1", "true"},
 		{"--help"}, {"--version"}, {"--print-command", "true"}, {"exec", "--json", "full", "true"},
 		{"ps"}, {"ps", "--json"}, {"ps", "--names"}, {"inspect", "full"}, {"logs", "full"}, {"logs", "--json", "full"},
@@ -180,7 +180,7 @@ func TestOutputFull(t *testing.T) {
 	r := s.Start(harness.Options{Stdout: full(t)}, "--json", "sh", "-c", "exit 3").Wait()
 	check.That(t, r.ExitCode == 3 && bytes.HasSuffix(r.Stderr, []byte(": no space left on device\n")), "exit code %d, stderr %q", r.ExitCode, r.Stderr)
 	// The report has the error if it can be written.
-	r = harness.Run(t, harness.Options{Stdout: full(t)}, "--output-limit", "truncate", "--max-output", "1M", "sh", "-c", "echo x; sleep 60")
+	r = harness.Run(t, harness.Options{Stdout: full(t)}, "--output-limit", "truncate", "--max-output", "1M", "sh", "-c", "echo x; sleep 600")
 	e := r.Report.Error
 	check.That(t, r.ExitCode == 74 && r.Report.ExitCode == 74 && e != nil && e.Code == "output", "exit code %d, report %s", r.ExitCode, r.Report.Raw())
 }

@@ -126,7 +126,7 @@ func TestPressureWaitSignal(t *testing.T) {
 	s := harness.NewState(t)
 	for _, flags := range [][]string{{"--alert", "0"}, {"--max-parallel", "1"}} {
 		env := []string{"SBXRUN_STATE_DIR=" + s.Dir}
-		holder := harness.Start(t, harness.Options{Env: env}, "--max-parallel", "1", "sh", "-c", "echo up; sleep 60")
+		holder := harness.Start(t, harness.Options{Env: env}, "--max-parallel", "1", "sh", "-c", "echo up; sleep 600")
 		holder.WaitOutput("up\n")
 		harness.Run(t, harness.Options{Env: env}, "--max-parallel", "1", "true").Exits(t, 75).ErrHas(t, "busy: --max-parallel 1: another command is running; ")
 		p := harness.Start(t, harness.Options{Env: env}, append(flags, "--on-pressure", "wait", "echo", "hi")...)
@@ -159,7 +159,7 @@ func TestNoTaskLeftAtStart(t *testing.T) {
 	const others = 10
 	b.Fill(others)
 	// sbxrun's own number of tasks depends on the CPUs.
-	p := harness.Start(t, o, "sh", "-c", "sleep 60 & echo up; wait")
+	p := harness.Start(t, o, "sh", "-c", "sleep 600 & echo up; wait")
 	p.WaitOutput("up\n")
 	all := b.Used() - others
 	p.Signal(syscall.SIGTERM)
@@ -253,7 +253,7 @@ func TestMaxParallel(t *testing.T) {
 	o := harness.Options{Env: []string{"SBXRUN_STATE_DIR=" + s.Dir}}
 	hold := func() *harness.Process {
 		t.Helper()
-		p := harness.Start(t, o, "--max-parallel", "2", "sh", "-c", "echo up; sleep 60")
+		p := harness.Start(t, o, "--max-parallel", "2", "sh", "-c", "echo up; sleep 600")
 		p.WaitOutput("up\n")
 		return p
 	}
@@ -329,12 +329,12 @@ func TestConcurrentRuns(t *testing.T) {
 	for i := range runs {
 		wg.Go(func() {
 			code, cause, last := i+1, "exited", fmt.Sprintf("exit %d", i+1)
-			args := []string{"--timeout", "50"}
+			args := []string{"--timeout", "600"}
 			if i%2 == 1 {
-				code, cause, last = 124, "timeout", "sleep 60"
+				code, cause, last = 124, "timeout", "sleep 600"
 				args = []string{"--timeout", harness.Deadline(3 * time.Second).String()}
 			}
-			script := fmt.Sprintf("setsid sleep 60 & echo run %d; echo %d >>file-%d; %s", i, i, i, last)
+			script := fmt.Sprintf("setsid sleep 600 & echo run %d; echo %d >>file-%d; %s", i, i, i, last)
 			p := harness.Start(t, harness.Options{Dir: dir}, append(args, "--bind", dir, "sh", "-c", script)...)
 			r := p.Wait().Expect(t, code, cause)
 			want := fmt.Sprintf("run %d\n", i)

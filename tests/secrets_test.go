@@ -34,8 +34,8 @@ func TestSecretNotInCommandLines(t *testing.T) {
 	file := filepath.Join(dir, "env")
 	check.Must(t, os.WriteFile(file, []byte("FROM_FILE="+secret+"\n"), 0o600))
 	p := harness.Start(t, harness.Options{Env: []string{"API_KEY=" + secret}},
-		"--timeout", "20", "--env", "API_KEY", "--env-file", file,
-		"sh", "-c", `[ "$API_KEY" = "$FROM_FILE" ] && echo same; read x; exec sleep 60`)
+		"--timeout", "600", "--env", "API_KEY", "--env-file", file,
+		"sh", "-c", `[ "$API_KEY" = "$FROM_FILE" ] && echo same; read x; exec sleep 600`)
 	p.WaitOutput("same\n")
 	payload := p.Role(harness.RolePayload).PID
 	keeper := p.Role(harness.RoleKeeper).PID

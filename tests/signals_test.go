@@ -51,7 +51,9 @@ func TestSignal(t *testing.T) {
 // A signal during the grace period after a deadline ends it.
 func TestSignalAfterDeadline(t *testing.T) {
 	t.Parallel()
-	p := harness.Start(t, harness.Options{}, "--timeout", harness.Deadline(800*time.Millisecond).String(), "--grace", "50s", "/fixtures/term-swallow")
+	p, _ := harness.InTime(t, 800*time.Millisecond, "ready 1\n", func(timeout string) *harness.Process {
+		return harness.Start(t, harness.Options{}, "--timeout", timeout, "--grace", "50s", "/fixtures/term-swallow")
+	})
 	p.WaitOutput("got SIGTERM\n")
 	sent := time.Now()
 	p.Signal(syscall.SIGINT)
@@ -84,14 +86,18 @@ func TestSignalIgnored(t *testing.T) {
 	for sig, listened := range map[syscall.Signal]bool{syscall.SIGHUP: false, syscall.SIGINT: false, syscall.SIGTERM: true, syscall.SIGQUIT: true} {
 		t.Run(unix.SignalName(sig), func(t *testing.T) {
 			t.Parallel()
-			p, _ := harness.InTime(t, time.Second, "ready 2\n", func(timeout string) *harness.Process {
+			start := func(timeout string) *harness.Process {
 				return harness.Start(t, harness.Options{Wrap: []string{"sh", "-c", `trap '' HUP INT TERM QUIT; exec "$@"`, "-"}},
 					"--timeout", timeout, "/fixtures/tree-sleep")
-			})
-			p.Signal(sig)
+			}
 			if listened {
+				p := start("600")
+				p.WaitOutput("ready 2\n")
+				p.Signal(sig)
 				p.Wait().Expect(t, 128+int(sig), "canceled")
 			} else {
+				p, _ := harness.InTime(t, time.Second, "ready 2\n", start)
+				p.Signal(sig)
 				p.Wait().Expect(t, 124, "timeout")
 			}
 		})
@@ -128,7 +134,7 @@ func TestTerminalClosed(t *testing.T) {
 		p := harness.Start(t, harness.Options{
 			Stdin: tty, Stdout: tty, Stderr: tty,
 			Attr: &syscall.SysProcAttr{Setsid: true, Setctty: true},
-		}, append(mode, "--bind", dir+":/out", "sh", "-c", "echo up >/out/up; exec sleep 60")...)
+		}, append(mode, "--bind", dir+":/out", "sh", "-c", "echo up >/out/up; exec sleep 600")...)
 		tty.Close()
 		harness.Until(t, harness.Bound, "the command", func() bool {
 			_, err := os.Stat(dir + "/up")
@@ -169,7 +175,7 @@ func TestQuit(t *testing.T) {
 	// A run that waits for a slot does not handle signals yet.
 	s := harness.NewState(t)
 	o := harness.Options{Env: []string{"SBXRUN_STATE_DIR=" + s.Dir}, Bare: true}
-	holder := harness.Start(t, o, "--max-parallel", "1", "sh", "-c", "echo up; exec sleep 60")
+	holder := harness.Start(t, o, "--max-parallel", "1", "sh", "-c", "echo up; exec sleep 600")
 	holder.WaitOutput("up\n")
 	p := harness.Start(t, o, "--max-parallel", "1", "--on-pressure", "wait", "true")
 	harness.Until(t, harness.Bound, "the run in the queue", func() bool { return queued(t, s.Dir) == 1 })
@@ -268,7 +274,7 @@ func TestStdinBackground(t *testing.T) {
 		defer tty.Close()
 		p := harness.Start(t, harness.Options{
 			Stdin: tty, Attr: &syscall.SysProcAttr{Setsid: true, Setctty: true}, Wrap: []string{"bash", "-c", `set -m; "$@" & wait $!`, "bash"},
-		}, append(flags, "--timeout", "20", "sh", "-c", "read line || exit 7")...)
+		}, append(flags, "--timeout", "600", "sh", "-c", "read line || exit 7")...)
 		_, err = io.WriteString(ptmx, "typed\n")
 		check.Must(t, err)
 		if p.Wait().Expect(t, 7, "exited"); t.Failed() {
@@ -310,6 +316,12 @@ try:
 except BlockingIOError: pass
 time.sleep(600)
 `
+	harness.Longer(t, time.Second, func(timeout time.Duration) bool { return sharedOpenFile(t, timeout.String(), fill) })
+}
+
+// sharedOpenFile reports whether the command has filled the file before its deadline.
+func sharedOpenFile(t *testing.T, timeout, fill string) bool {
+	t.Helper()
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	check.Must(t, err)
 	ours, theirs := os.NewFile(uintptr(pair[0]), "ours"), os.NewFile(uintptr(pair[1]), "theirs")
@@ -317,7 +329,6 @@ time.sleep(600)
 	defer theirs.Close()
 	before, err := unix.FcntlInt(uintptr(pair[1]), unix.F_GETFL, 0)
 	check.Must(t, err)
-	timeout := harness.Deadline(time.Second).String()
 	p := harness.Start(t, harness.Options{Stdin: theirs, Stdout: theirs}, "--json", "--timeout", timeout, "python3", "-c", fill)
 	ns := p.Namespace()
 	harness.Until(t, harness.Bound, "the sandbox's end", func() bool { return len(harness.Members(ns)) == 0 })
@@ -334,6 +345,7 @@ time.sleep(600)
 	r.Expect(t, 124, "timeout")
 	text := <-read
 	report, err := harness.ParseReport(text[max(0, bytes.IndexByte(text, '{')):])
-	check.That(t, err == nil && report.StdoutBytes != nil && *report.StdoutBytes == 16*30000, "the report is not whole, of %d bytes: %v", len(text), err)
+	check.Require(t, err == nil && report.StdoutBytes != nil, "the report is not whole, of %d bytes: %v", len(text), err)
 	check.That(t, before == after, "the flags of stdin are %#x, and were %#x", after, before)
+	return *report.StdoutBytes == 16*30000 && bytes.Contains(text, []byte("yyy"))
 }

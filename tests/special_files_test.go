@@ -150,7 +150,7 @@ func TestEnvFileDescriptor(t *testing.T) {
 	defer write.Close()
 	p = harness.Start(t, harness.Options{Bare: true, ExtraFiles: []*os.File{read}}, "--env-file", "/dev/fd/3", "true")
 	read.Close()
-	harness.Until(t, 10*time.Second, "the end after SIGINT", func() bool {
+	harness.Until(t, harness.Bound, "the end after SIGINT", func() bool {
 		p.Signal(unix.SIGINT)
 		select {
 		case <-p.Exited():
@@ -190,7 +190,7 @@ stat = open("/proc/self/stat").read().rsplit(")", 1)[1].split()
 field = lambda n: int(stat[n - 3])
 map = struct.pack("<11QQIi", field(26), field(27), field(45), field(46), field(47), libc.sbrk(0), field(28), start, start + size, field(50), field(51), 0, 0, -1)
 print("said" if libc.prctl(35, 14, map, len(map), 0) == 0 else "refused", flush=True)
-time.sleep(60)
+time.sleep(600)
 `
 
 // cleanup reads only the beginning of other processes' command lines.
@@ -228,7 +228,7 @@ for _ in range(5):
         os._exit(0)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 print("up", flush=True)
-time.sleep(60)
+time.sleep(600)
 `
 
 // Zombies in a sandbox don't count as sbxrun's own, whatever their name.

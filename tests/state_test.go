@@ -25,7 +25,7 @@ func TestSupervisorKilled(t *testing.T) {
 	s := harness.NewState(t)
 	b := s.Sandbox(harness.Options{}, "--name", "orphan", "/fixtures/tree-term-immune")
 	b.Dying = true
-	p := b.StartExec(harness.Options{}, []string{"--timeout", "50"}, "/fixtures/tree-daemon")
+	p := b.StartExec(harness.Options{}, []string{"--timeout", "600"}, "/fixtures/tree-daemon")
 	p.WaitOutput("ready 2\n")
 	waiter := s.Start(harness.Options{}, "wait", "orphan")
 	follower := s.Start(harness.Options{}, "logs", "-f", "orphan")
@@ -145,8 +145,8 @@ ls -A /tmp/sbxrun-$uid/ /tmp/other 2>/dev/null | grep -v : || true
 	want += "125\n0\n1\n"
 	for _, kind := range kinds {
 		args := append(wrap[1:len(wrap):len(wrap)], "bash", "-c", script, "bash", filepath.Dir(harness.Binary(t)), kind, alone)
-		out, err := exec.Command(wrap[0], args...).CombinedOutput()
-		got := strings.TrimRight(string(out), "\n") + "\n"
+		out, err := harness.Command(t, exec.Command(wrap[0], args...), harness.Bound)
+		got := strings.TrimRight(out, "\n") + "\n"
 		check.That(t, err == nil && got == want, "%s: %v\n%s", kind, err, got)
 	}
 }
@@ -199,7 +199,7 @@ func TestStartRm(t *testing.T) {
 	gone(b)
 
 	// At its deadline, late enough to look at it before.
-	b = s.Sandbox(harness.Options{}, "--rm", "--timeout", "3")
+	b = s.Sandbox(harness.Options{}, "--rm", "--timeout", harness.Scaled(3*time.Second).String())
 	gone(b)
 
 	// Lost, with a record that stays.
@@ -213,7 +213,7 @@ func TestStartRm(t *testing.T) {
 func held(t *testing.T, p *harness.Process, name string) {
 	t.Helper()
 	dir := "/proc/" + strconv.Itoa(p.PID) + "/fd/"
-	harness.Until(t, time.Minute, "a descriptor of "+name, func() bool {
+	harness.Until(t, harness.Bound, "a descriptor of "+name, func() bool {
 		fds, _ := os.ReadDir(dir)
 		return slices.ContainsFunc(fds, func(fd os.DirEntry) bool {
 			target, _ := os.Readlink(dir + fd.Name())
@@ -265,7 +265,7 @@ func TestStartStopped(t *testing.T) {
 	s := harness.NewState(t)
 	holder := s.Start(harness.Options{}, "run", "--max-parallel", "1", "sh", "-c", "echo up; sleep 300")
 	holder.WaitOutput("up\n")
-	p := s.Start(harness.Options{}, "start", "--json", "--max-parallel", "1", "--on-pressure", "wait", "sleep", "60")
+	p := s.Start(harness.Options{}, "start", "--json", "--max-parallel", "1", "--on-pressure", "wait", "sleep", "600")
 	harness.Until(t, harness.Bound, "somebody who waits", func() bool { return queued(t, s.Dir) == 1 })
 	supervisor, err := harness.Open(harness.Descendants(p.PID)[0])
 	check.Must(t, err)
@@ -334,7 +334,7 @@ func TestPsSelects(t *testing.T) {
 	s.Sandbox(harness.Options{}, "--name", "b", "--tag", "job=7")
 	s.Sandbox(harness.Options{}, "--name", "c", "--tag", "job=8", "true").Ended()
 	s.Sandbox(harness.Options{}, "--name", "d", "false").Ended()
-	unnamed := s.Sandbox(harness.Options{}, "sleep", "60")
+	unnamed := s.Sandbox(harness.Options{}, "sleep", "600")
 	for _, c := range []struct{ flags, want string }{
 		{"", "a b " + unnamed.ID},
 		{"--all", "a b c d " + unnamed.ID},
@@ -361,7 +361,7 @@ func TestPsSelects(t *testing.T) {
 		s.Run(append([]string{"ps", "-q"}, strings.Fields(c.flags)...)...).Exits(t, 0).Out(t, ids)
 	}
 	table := string(s.Run("ps", "--all").Stdout)
-	for _, want := range []string{"ID", "STATUS", unnamed.ID, "running", "completed", "failed (1)", "sleep 60", "(idle)"} {
+	for _, want := range []string{"ID", "STATUS", unnamed.ID, "running", "completed", "failed (1)", "sleep 600", "(idle)"} {
 		check.That(t, strings.Contains(table, want), "no %q in\n%s", want, table)
 	}
 	for _, args := range []string{"ps --status dead", "ps --tag job", "ps word", "ps --json --names", "inspect", "inspect nobody", "start --tag job", "start --no-such-flag"} {
@@ -373,7 +373,7 @@ func TestPsSelects(t *testing.T) {
 func TestPsPrintable(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
-	s.Sandbox(harness.Options{}, "sh", "-c", "exec sleep 60 # \x1b[31m\nsecond line")
+	s.Sandbox(harness.Options{}, "sh", "-c", "exec sleep 600 # \x1b[31m\nsecond line")
 	r := s.Run("ps")
 	check.That(t, !strings.ContainsAny(string(r.Stdout), "\x1b") && len(harness.Lines(r.Stdout)) == 2, "%q", r.Stdout)
 }

@@ -50,7 +50,7 @@ func TestStats(t *testing.T) {
 	got := statsOf(t, s, harness.Options{})
 	check.That(t, len(got.Sandboxes) == 0 && got.Tightest.Tasks >= 1 && got.Tightest.Max >= got.Tightest.Tasks, "with no sandbox: %+v", got)
 	box := s.Sandbox(harness.Options{}, "--name", "box")
-	web := s.Sandbox(harness.Options{}, "python3", "-c", "import os,time\nif os.fork() == 0: os._exit(0)\ntime.sleep(60)")
+	web := s.Sandbox(harness.Options{}, "python3", "-c", "import os,time\nif os.fork() == 0: os._exit(0)\ntime.sleep(600)")
 	want := func(tasks ...int) {
 		t.Helper()
 		var got stats
@@ -72,7 +72,7 @@ func TestStats(t *testing.T) {
 		check.That(t, got.Sandboxes[0].ID == box.ID && got.Sandboxes[0].Name == "box" && got.Sandboxes[1].ID == web.ID, "%+v", got)
 	}
 	want(1, 4)
-	x := box.StartExec(harness.Options{}, nil, "sh", "-c", "sleep 60 & echo up; wait")
+	x := box.StartExec(harness.Options{}, nil, "sh", "-c", "sleep 600 & echo up; wait")
 	x.WaitOutput("up\n")
 	want(4, 4) // init, shell and sleep
 	x.Signal(syscall.SIGTERM)
@@ -104,7 +104,7 @@ func TestStatsMemory(t *testing.T) {
 	}
 	s := harness.NewState(t)
 	b := s.Sandbox(harness.Options{}, "--memory", "128M")
-	x := b.StartExec(harness.Options{}, []string{"--timeout", "60"}, "sh", "-c", "head -c 40M /dev/zero >/tmp/x; echo up; sleep 60")
+	x := b.StartExec(harness.Options{}, []string{"--timeout", "600"}, "sh", "-c", "head -c 40M /dev/zero >/tmp/x; echo up; sleep 600")
 	x.WaitOutput("up")
 	got := statsOf(t, s, harness.Options{})
 	check.That(t, len(got.Sandboxes) == 1 && got.Sandboxes[0].Source == "cgroup" && got.Sandboxes[0].Memory >= 40<<20 && got.Sandboxes[0].Memory <= 128<<20, "%+v", got.Sandboxes)

@@ -100,7 +100,7 @@ func (s *screen) shows() string {
 
 func (s *screen) waitFor(text string) {
 	s.t.Helper()
-	for deadline := time.Now().Add(harness.Deadline(20 * time.Second)); !strings.Contains(s.shows(), text); time.Sleep(2 * time.Millisecond) {
+	for deadline := time.Now().Add(harness.Bound); !strings.Contains(s.shows(), text); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			s.t.Errorf("no %q on the terminal: %.500q", text, s.shows())
 			s.p.Signal(syscall.SIGTERM)
@@ -141,10 +141,10 @@ func TestTerminalIsReal(t *testing.T) {
 // The terminal is restored however sbxrun ends: with --tty, and without when the command makes the caller's terminal raw.
 func TestTerminalRestored(t *testing.T) {
 	t.Parallel()
-	const stays, raw = "trap '' TERM HUP; echo up; while :; do sleep 60; done", "stty raw -echo; echo up; "
+	const stays, raw = "trap '' TERM HUP; echo up; while :; do sleep 600; done", "stty raw -echo; echo up; "
 	send := func(sig syscall.Signal) func(*screen) { return func(s *screen) { s.p.Signal(sig) } }
 	kill := func(s *screen) { s.p.Kill() } // the keeper restores it
-	timeout := []string{"--timeout", harness.Deadline(time.Second).String()}
+	timeout := []string{"--timeout", harness.Scaled(time.Second).String()}
 	for name, c := range map[string]struct {
 		flags  []string
 		script string
@@ -157,12 +157,12 @@ func TestTerminalRestored(t *testing.T) {
 		"SIGTERM":      {[]string{"--tty"}, stays, send(syscall.SIGTERM), 128 + 15, "canceled"},
 		"SIGHUP":       {[]string{"--tty"}, stays, send(syscall.SIGHUP), 128 + 1, "canceled"},
 		"SIGQUIT":      {[]string{"--tty"}, stays, send(syscall.SIGQUIT), 128 + 3, "canceled"},
-		"SIGKILL":      {[]string{"--tty"}, "echo up; exec sleep 60", kill, 0, ""},
+		"SIGKILL":      {[]string{"--tty"}, "echo up; exec sleep 600", kill, 0, ""},
 		"raw, exit":    {nil, raw + "exit 3", nil, 3, "exited"},
 		"raw, killed":  {nil, raw + "kill -9 $$", nil, 137, "signaled"},
-		"raw, timeout": {timeout, raw + "exec sleep 60", nil, 124, "timeout"},
-		"raw, SIGTERM": {nil, raw + "exec sleep 60", send(syscall.SIGTERM), 128 + 15, "canceled"},
-		"raw, SIGKILL": {nil, raw + "exec sleep 60", kill, 0, ""},
+		"raw, timeout": {timeout, raw + "exec sleep 600", nil, 124, "timeout"},
+		"raw, SIGTERM": {nil, raw + "exec sleep 600", send(syscall.SIGTERM), 128 + 15, "canceled"},
+		"raw, SIGKILL": {nil, raw + "exec sleep 600", kill, 0, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -187,7 +187,7 @@ func TestTerminalRestored(t *testing.T) {
 		s.restored()
 	})
 	// Messages appear after that: their lines start at the left.
-	for message, args := range map[string][]string{"no-such-command": {"no-such-command"}, "sbxrun: timeout": {"--timeout", "0.5", "sleep", "60"}} {
+	for message, args := range map[string][]string{"no-such-command": {"no-such-command"}, "sbxrun: timeout": {"--timeout", "0.5", "sleep", "600"}} {
 		t.Run(message, func(t *testing.T) {
 			t.Parallel()
 			s := newScreen(t, nil, args...)
@@ -249,7 +249,7 @@ func TestTerminalRestoredOnce(t *testing.T) {
 	// Only its tracer, a thread, can reap a traced process, so the sandbox stays until the tracer lets go.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	s := newScreen(t, nil, "sh", "-c", "echo up; exec sleep 60")
+	s := newScreen(t, nil, "sh", "-c", "echo up; exec sleep 600")
 	s.waitFor("up\r\n")
 	keeper, traced := s.p.Role(harness.RoleKeeper), s.p.Role(harness.RolePayload).PID
 	if err := unix.PtraceSeize(traced); err != nil {
@@ -310,7 +310,7 @@ func TestTerminalKeys(t *testing.T) {
 	s.restored()
 
 	// A command without a handler dies of it.
-	s = newScreen(t, nil, "sh", "-c", "echo up; exec sleep 60")
+	s = newScreen(t, nil, "sh", "-c", "echo up; exec sleep 600")
 	s.waitFor("up\r\n")
 	s.typeIn("\x03")
 	s.p.Wait().Expect(t, 128+2, "signaled")
@@ -328,15 +328,13 @@ func TestTerminalJobControl(t *testing.T) {
 	s.typeIn("sleep 50\r")
 	s.waitFor("sleep 50\r\n")
 	// Before the job is in the foreground, the key would go to the shell.
-	stopped := false
-	for range 100 {
-		s.typeIn("\x1a")
-		time.Sleep(20 * time.Millisecond)
-		if stopped = strings.Contains(s.shows(), "Stopped"); stopped {
-			break
+	harness.Until(t, harness.Bound, "Ctrl-Z to stop the job", func() bool {
+		if slices.ContainsFunc(harness.Below(s.p.PID), func(p harness.Proc) bool { return p.Comm == "sleep" && p.State == "T" }) {
+			return true
 		}
-	}
-	check.That(t, stopped, "Ctrl-Z did not stop the job")
+		s.typeIn("\x1a")
+		return false
+	})
 	// Use its number: if the key comes as the job starts, bash does not call it the current one.
 	s.typeIn("jobs | grep -c Stopped | sed s/^/count=/; kill %1; fg %1; exit 6\r")
 	s.p.Wait().Expect(t, 6, "exited")

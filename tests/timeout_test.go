@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -25,7 +26,7 @@ func TestTimeoutWords(t *testing.T) {
 		ends0  = `trap "exit 0" TERM` + loop
 		onUsr1 = `trap "echo got; exit 3" USR1` + loop
 	)
-	short := harness.Deadline(500 * time.Millisecond).String()
+	const short = "0.5"
 	dir := harness.Dir(t)
 	check.Must(t, os.WriteFile(filepath.Join(dir, "text"), []byte("no program\n"), 0o644))
 	sh := func(flags, script string) []string {
@@ -87,7 +88,20 @@ func TestTimeoutWords(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			r := harness.Run(t, harness.Options{Dir: dir, Wrap: c.wrap}, c.args...)
+			start := func(timeout string) *harness.Process {
+				args := slices.Clone(c.args)
+				if i := slices.Index(args, short); i >= 0 {
+					args[i] = timeout
+				}
+				return harness.Start(t, harness.Options{Dir: dir, Wrap: c.wrap}, args...)
+			}
+			var p *harness.Process
+			if strings.Contains(c.args[len(c.args)-1], "echo ready") {
+				p, _ = harness.InTime(t, 500*time.Millisecond, "ready\n", start)
+			} else {
+				p = start(short)
+			}
+			r := p.Wait()
 			if c.cause != "" {
 				r.Expect(t, c.code, c.cause)
 			} else if r.ExitCode != c.code || r.Report != nil || len(harness.Lines(r.Stderr)) != 1 {
@@ -153,21 +167,25 @@ func TestTimeoutSandboxes(t *testing.T) {
 	r := box.Exec(harness.Options{}, []string{"-v", "-s", "INT", "--preserve-status", "--timeout", "0.5"}, "sleep", "100").Expect(t, 130, "timeout")
 	want := "sbxrun: sending signal INT to the command \"sleep\"\nsbxrun: timeout after 500ms; everything of the command is gone (proven)\n"
 	check.That(t, string(r.Stderr) == want, "stderr %q", r.Stderr)
-	timed := state.Sandbox(harness.Options{}, "-s", "HUP", "-k", "50", "--timeout", harness.Deadline(500*time.Millisecond).String(), "sh", "-c", `trap "echo got; exit 3" HUP; while :; do sleep 0.02; done`)
-	record := timed.Ended()
-	if r := record.Report; r == nil || r.Cause != "timeout" || r.ExitCode != 124 {
-		t.Errorf("the record: %+v", record)
-	}
-	state.Run("logs", timed.ID).Out(t, "got\n")
+	harness.Longer(t, 500*time.Millisecond, func(timeout time.Duration) bool {
+		timed := state.Sandbox(harness.Options{}, "-s", "HUP", "-k", "50", "--timeout", timeout.String(), "sh", "-c", `trap "echo got; exit 3" HUP; echo ready; while :; do sleep 0.02; done`)
+		record := timed.Ended()
+		out := string(state.Run("logs", timed.ID).Stdout)
+		if !strings.HasPrefix(out, "ready\n") {
+			return false
+		}
+		r := record.Report
+		check.That(t, r != nil && r.Cause == "timeout" && r.ExitCode == 124 && out == "ready\ngot\n", "the record: %+v, logs %q", record, out)
+		return true
+	})
 }
 
 // No timer of sbxrun or its keeper uses a clock that can be set. The test inspects the timers
 // (proc_pid_fdinfo(5), proc_pid_timers(5)), because setting the clock would disturb the machine.
 func TestClockMonotonic(t *testing.T) {
 	t.Parallel()
-	p, _ := harness.InTime(t, time.Second, "ready 2\n", func(timeout string) *harness.Process {
-		return harness.Start(t, harness.Options{}, "--timeout", timeout, "--grace", "1", "/fixtures/tree-sleep")
-	})
+	p := harness.Start(t, harness.Options{}, "--timeout", "600", "--grace", "1", "/fixtures/tree-sleep")
+	p.WaitOutput("ready 2\n")
 	pids := []int{p.PID}
 	if harness.Root() {
 		pids = append(pids, p.Role(harness.RoleKeeper).PID) // not dumpable, so only root can inspect it
@@ -181,5 +199,6 @@ func TestClockMonotonic(t *testing.T) {
 		timers, err := os.ReadFile(fmt.Sprintf("/proc/%d/timers", pid))
 		check.That(t, err != nil || !strings.Contains(string(timers), "ClockID: 0"), "process %d has a timer on CLOCK_REALTIME:\n%s", pid, timers)
 	}
-	p.Wait().Expect(t, 124, "timeout")
+	p.Signal(syscall.SIGTERM)
+	p.Wait().Expect(t, 143, "canceled")
 }

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/tests/check"
@@ -98,7 +97,7 @@ func (b *Budget) Used() int {
 // Settled waits until there are n tasks. A reaped process is uncharged a moment later.
 func (b *Budget) Settled(n int) {
 	b.t.Helper()
-	harness.Until(b.t, 10*time.Second, fmt.Sprintf("%d tasks in the cgroup", n), func() bool { return b.Used() == n })
+	harness.Until(b.t, harness.Bound, fmt.Sprintf("%d tasks in the cgroup", n), func() bool { return b.Used() == n })
 }
 
 // Wrap returns a command that starts sbxrun in the cgroup.

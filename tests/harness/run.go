@@ -398,6 +398,20 @@ func InTime(t T, d time.Duration, text string, start func(timeout string) *Proce
 	}
 }
 
+// Longer calls try with d, 2d, 4d and so on until it returns true. It is for commands that need some time before a
+// deadline but cannot print a text for [InTime].
+func Longer(t T, d time.Duration, try func(d time.Duration) bool) {
+	t.Helper()
+	for ; !try(d); d *= 2 {
+		check.Require(t, d <= Bound/4, "%v did not suffice", d)
+	}
+}
+
+// Prints waits until stdout contains a text, and reports false if stdout ends first.
+func (p *Process) Prints(text string) bool {
+	return p.outputs[0].waitFor(text, time.Now().Add(p.bound()))
+}
+
 func (p *Process) Output() string { return p.outputs[0].String() }
 
 func (p *Process) ErrorOutput() string { return p.outputs[1].String() }
