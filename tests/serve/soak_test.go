@@ -253,7 +253,7 @@ queue = 8
 `, rooms, harness.FixturesDir(t)), "many", "few", "some")
 	s.warm(rooms)
 	processes, tasks := s.below()
-	// A warm room may still be preparing the init of its next call, which takes descriptors. Used rooms have fewer.
+	// A warm room that no call has used gets three more once it has prepared an init, which a busy machine may delay.
 	descriptors, same := 0, 0
 	harness.Until(t, harness.Bound, "descriptors to stay as they are", func() bool {
 		now := s.descriptors()
@@ -289,7 +289,8 @@ queue = 8
 		now, more := s.below()
 		return now <= processes && more <= tasks
 	})
-	harness.Until(t, harness.Bound, fmt.Sprintf("no more descriptors than %d", descriptors), func() bool { return s.descriptors() <= descriptors })
+	most := descriptors + 3*rooms
+	harness.Until(t, harness.Bound, fmt.Sprintf("at most %d descriptors", most), func() bool { return s.descriptors() <= most })
 	if k := len(s.marks); k > 5 {
 		early, late := slices.Max(s.marks[:k/2]), slices.Max(s.marks[k/2:])
 		check.That(t, late <= early+early/4+(8<<20), "the server's memory grows: %v", s.marks)
