@@ -24,9 +24,11 @@ func TestDocs(t *testing.T) {
 	t.Parallel()
 	documents, err := filepath.Glob("../docs/[^m]*/*.md")
 	check.Must(t, err)
+	// On a slow machine, commands with deadlines of two seconds, and those that sleep for as long, get more time.
+	two := fmt.Sprint(harness.Scaled(2 * time.Second).Seconds())
+	longer := strings.NewReplacer("timeout 2 ", "timeout "+two+" ", "after 2s;", "after "+two+"s;", "sleep 2;", "sleep "+two+";")
 	for _, document := range append(documents, "../README.md") {
-		text := harness.ReadFile(t, document)
-		blocks := consoleBlocks(string(text))
+		blocks := consoleBlocks(longer.Replace(readFile(t, document)))
 		if len(blocks) == 0 {
 			continue
 		}
@@ -160,7 +162,7 @@ var consoleVaries = []struct {
 }{
 	{regexp.MustCompile(`\b[0-9a-f]{16}\b`), "ID"},
 	{regexp.MustCompile(`\b\d+\.\d+ s\b`), "TIME"},
-	{regexp.MustCompile(`\b\d+s\b`), "AGE"},
+	{regexp.MustCompile(`\b\d+[sm]\b`), "AGE"},
 	{regexp.MustCompile(`\[\d\d/\w+/\d{4} [\d:]{8}\]`), "DATE"},
 	{regexp.MustCompile(`^ *\d+ `), "PID "},
 	{regexp.MustCompile(` +`), " "},

@@ -203,7 +203,7 @@ func TestNoTaskLeftAtKill(t *testing.T) {
 	}
 	// The fixture prints "ready" when all processes exist, and "refused" when there was no room for all.
 	const full = "re"
-	p, _ := harness.InTime(t, 2*time.Second, full, func(timeout string) *harness.Process {
+	p, _ := harness.InTime(t, harness.Scaled(2*time.Second), full, func(timeout string) *harness.Process {
 		return harness.Start(t, o, "--timeout", timeout, "--env", "FIXTURE_COUNT="+count, "/fixtures/fork-bomb", "sleep")
 	})
 	check.That(t, b == nil || b.Used() >= 55, "it should have taken all tasks")

@@ -151,7 +151,7 @@ func thawed(t *testing.T, s *harness.State, b *harness.Sandbox) {
 	t.Helper()
 	execOut(t, b, "head -c 30000000 /dev/zero >large") // so that it takes a while
 	dirs := harness.Cgroups(b.ID)
-	for range 20 {
+	for deadline := time.Now().Add(harness.Bound / 2); time.Now().Before(deadline); {
 		p := s.Start(harness.Options{}, "snapshot", "create", "box")
 		harness.Until(t, harness.Bound, "a frozen sandbox", func() bool {
 			select {

@@ -80,7 +80,11 @@ func (b *Sandbox) know() {
 		return // it has just exited, and this is another process
 	}
 	b.NS, b.Init = rec.Init.Namespace, init
-	b.commandNS = commandNS(b.Supervisor.PID)
+	for range 10 { // Children may miss one
+		if b.commandNS = commandNS(b.Supervisor.PID); b.commandNS != 0 || len(rec.Argv) == 0 {
+			break
+		}
+	}
 }
 
 // commandNS returns the PID namespace of a sandbox's own command, 0 without one: that of the child
