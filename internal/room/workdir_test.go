@@ -174,7 +174,7 @@ func TestHomeWithinHomeIsALink(t *testing.T) {
 	}
 	root := laidOut(t, "var/homes/me/project/", "var/other/", "home -> var/homes")
 	c := exec.Command("unshare", "--user", "--map-root-user", os.Args[0], "-test.run=^TestHomeWithinHomeIsALink$")
-	c.Env = append(os.Environ(), inside+"="+root)
+	c.Env = append(os.Environ(), inside+"="+root, "TMPDIR=/", "GOCOVERDIR=/") // for -cover
 	out, err := c.CombinedOutput()
 	check.That(t, err == nil, "with a root directory of its own: %v\n%s", err, out)
 }
