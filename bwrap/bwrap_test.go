@@ -30,7 +30,7 @@ import (
 const bound = time.Minute
 
 func sh(script string) *bwrap.Command {
-	return &bwrap.Command{Args: []string{"sh", "-c", script}, Timeout: bound}
+	return &bwrap.Command{Args: []string{"sh", "-c", script}, Timeout: bound, ProofTimeout: bound}
 }
 
 // run runs a command and fails the test on an error.
@@ -250,7 +250,7 @@ func TestDeadlineOfExecve(t *testing.T) {
 	defer f.Close()
 	_, err = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK)
 	check.Must(t, err)
-	c := &bwrap.Command{Args: []string{"/program"}, Timeout: 100 * time.Millisecond, Grace: bound}
+	c := &bwrap.Command{Args: []string{"/program"}, Timeout: 100 * time.Millisecond, Grace: bound, ProofTimeout: bound}
 	c.Policy.Mounts = append(c.Policy.Mounts, bwrap.Mount{Source: name, Dest: "/program"})
 	begin := time.Now()
 	check.Must(t, c.Start(t.Context()))
@@ -371,7 +371,7 @@ func TestNothingOfOurs(t *testing.T) {
 }
 
 func TestRoom(t *testing.T) {
-	room := &bwrap.Room{Policy: bwrap.Policy{Env: []string{"OF=room"}, Dir: "/tmp"}}
+	room := &bwrap.Room{Policy: bwrap.Policy{Env: []string{"OF=room"}, Dir: "/tmp"}, ProofTimeout: bound}
 	check.Must(t, room.Start(t.Context()))
 	defer room.Close()
 	var all sync.WaitGroup
@@ -379,7 +379,7 @@ func TestRoom(t *testing.T) {
 		all.Go(func() {
 			var out bytes.Buffer
 			c := room.Command("sh", "-c", "echo $OF $MINE; pwd; ls -d /proc/[0-9]* | wc -l; exit "+string(rune('0'+i)))
-			c.Env, c.Stdout, c.Timeout = []string{"MINE=" + string(rune('a'+i))}, &out, bound
+			c.Env, c.Stdout, c.Timeout, c.ProofTimeout = []string{"MINE=" + string(rune('a'+i))}, &out, bound, bound
 			res, err := c.Run(t.Context())
 			check.That(t, err == nil && res.ExitCode() == i && res.Verdict == result.Proven, "%d: %+v, %v", i, res, err)
 			// Its init, sh, ls and wc: no process of the others, and no PID 1 of the room.
@@ -402,7 +402,7 @@ func TestRoom(t *testing.T) {
 func TestRoomEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	for _, room := range []*bwrap.Room{{}, {Timeout: 300 * time.Millisecond}} {
+	for _, room := range []*bwrap.Room{{ProofTimeout: bound}, {Timeout: 300 * time.Millisecond, ProofTimeout: bound}} {
 		check.Must(t, room.Start(ctx))
 		if room.Timeout == 0 {
 			cancel()
@@ -444,10 +444,12 @@ func TestNoRoom(t *testing.T) {
 // Commands leave nothing in this process: no child, descriptor or goroutine.
 func TestNothingIsLeft(t *testing.T) {
 	use := func() {
-		run(t, t.Context(), &bwrap.Command{Args: []string{"true"}, Stdin: strings.NewReader("x"), Stdout: io.Discard})
-		room := &bwrap.Room{}
+		run(t, t.Context(), &bwrap.Command{Args: []string{"true"}, Stdin: strings.NewReader("x"), Stdout: io.Discard, ProofTimeout: bound})
+		room := &bwrap.Room{ProofTimeout: bound}
 		check.Must(t, room.Start(t.Context()))
-		_, err := room.Command("true").Run(t.Context())
+		c := room.Command("true")
+		c.ProofTimeout = bound
+		_, err := c.Run(t.Context())
 		check.That(t, err == nil, "%v", err)
 		_, err = room.Close()
 		check.That(t, err == nil, "%v", err)

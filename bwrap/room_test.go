@@ -13,12 +13,12 @@ import (
 
 // A signal to only the command's own process does not reach its descendants.
 func TestSignalAlone(t *testing.T) {
-	room := &bwrap.Room{}
+	room := &bwrap.Room{ProofTimeout: bound}
 	check.Must(t, room.Start(t.Context()))
 	defer room.Close()
 	r, w := io.Pipe()
 	c := room.Command("sh", "-c", `trap 'exit 3' USR1; sh -c 'trap "echo child" USR1; echo ready; while :; do sleep 0.01; done' & while :; do sleep 0.01; done`)
-	c.Stdout, c.Timeout = w, bound
+	c.Stdout, c.Timeout, c.ProofTimeout = w, bound, bound
 	check.Must(t, c.Start(t.Context()))
 	ready := make([]byte, len("ready\n"))
 	_, err := io.ReadFull(r, ready)

@@ -31,16 +31,16 @@ func TestSandbox(t *testing.T) {
 		check.Require(t, err == nil, "sbxrun %q: %v: %s", args, err, &stderr)
 		return string(out)
 	}
-	sbxrun("start", "--workdir", "/tmp", "--env", "OF=box", "--name", "box")
+	sbxrun("start", "--workdir", "/tmp", "--env", "OF=box", "--name", "box", "--proof-timeout", "1m")
 	ended := false
 	defer func() {
 		if !ended {
-			sbxrun("kill", "--grace", "0", "box")
+			sbxrun("kill", "--grace", "0", "--proof-timeout", "1m", "box")
 		}
 	}()
 
 	var out bytes.Buffer
-	cmd := &nsenter.Command{Sandbox: "box", Args: []string{"sh", "-c", "echo $OF $MINE; pwd; exit 9"}, Env: []string{"MINE=too"}, Stdout: &out, Timeout: time.Minute}
+	cmd := &nsenter.Command{Sandbox: "box", Args: []string{"sh", "-c", "echo $OF $MINE; pwd; exit 9"}, Env: []string{"MINE=too"}, Stdout: &out, Timeout: time.Minute, ProofTimeout: time.Minute}
 	res, err := cmd.Run(t.Context())
 	check.That(t, err == nil && res.ExitCode() == 9 && res.Verdict == result.Proven && out.String() == "box too\n/tmp\n", "%+v, %v, %q", res, err, &out)
 
@@ -62,9 +62,9 @@ func TestSandbox(t *testing.T) {
 	}
 
 	// A command that ends because its sandbox was killed counts as killed, however it reacted.
-	cmd = &nsenter.Command{Sandbox: "box", Args: []string{"sleep", "1000"}}
+	cmd = &nsenter.Command{Sandbox: "box", Args: []string{"sleep", "1000"}, ProofTimeout: time.Minute}
 	check.Must(t, cmd.Start(t.Context()))
-	sbxrun("kill", "--grace", "0", "box")
+	sbxrun("kill", "--grace", "0", "--proof-timeout", "1m", "box")
 	ended = true
 	if res, err := cmd.Wait(); err != nil || res.Cause != result.Killed || res.Verdict != result.Proven {
 		t.Errorf("%+v, %v", res, err)

@@ -41,7 +41,7 @@ func TestEnded(t *testing.T) {
 			defer room.Close()
 			end := func() { _ = cmd.Process.Kill() } // the process exists until Wait
 			if c.waits {
-				time.AfterFunc(Dying/10, end)
+				time.AfterFunc(Dying/40, end)
 			}
 			check.Equal(t, ended(room, c.err, c.inside), c.waits, "before its end")
 			end()

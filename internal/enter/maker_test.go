@@ -10,6 +10,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/supervise"
 	"github.com/sbxrun/sbxrun/tests/check"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // maker starts a Maker in an idle room, with a fresh /tmp.
@@ -29,7 +30,7 @@ func maker(t *testing.T, sb *room.Room) *enter.Maker {
 func call(t *testing.T, m *enter.Maker, e *enter.Entry, o supervise.Options) (result.Result, string) {
 	t.Helper()
 	s := open(t)
-	o.ProofTimeout, o.Stdout, o.Stderr = 5*time.Second, s.stdio[1], s.stdio[2]
+	o.ProofTimeout, o.Stdout, o.Stderr = harness.Bound, s.stdio[1], s.stdio[2]
 	c := supervise.Command{Options: o, Place: supervise.Place{Entry: e, Maker: m}}
 	r := *c.Run(t.Context())
 	s.w.Close()

@@ -19,9 +19,10 @@ import (
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/supervise"
 	"github.com/sbxrun/sbxrun/tests/check"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-func soon() time.Time { return time.Now().Add(20 * time.Second) }
+func soon() time.Time { return time.Now().Add(harness.Bound) }
 
 // sandbox runs a shell script until the test ends. lines reads the script's stdout.
 func sandbox(t *testing.T, script string) (sb *room.Room, lines *bufio.Scanner) {

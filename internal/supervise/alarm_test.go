@@ -31,16 +31,18 @@ func TestAlarm(t *testing.T) {
 }
 
 func TestAlarmStopped(t *testing.T) {
-	rung, stop := alarm(10 * time.Millisecond)
-	stop()
-	begin := time.Now()
-	later, stopLater := alarm(30 * time.Millisecond)
-	defer stopLater()
-	rings(t, begin, later)
-	select {
-	case <-rung:
-		t.Error("it rings after its stop")
-	default:
+	for d := 10 * time.Millisecond; ; d *= 4 { // on a busy machine it may ring before its stop
+		rung, stop := alarm(d)
+		stop()
+		later, stopLater := alarm(3 * d)
+		rings(t, time.Now(), later)
+		stopLater()
+		select {
+		case <-rung:
+			check.Require(t, d < time.Second, "it rings after its stop")
+		default:
+			return
+		}
 	}
 }
 
