@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -170,7 +171,7 @@ func (g *Gateway) call(w http.ResponseWriter, r *http.Request) {
 	for {
 		call, revision, err := g.record(r.Context(), key)
 		if err != nil {
-			g.failed(w, r, err)
+			g.failed(w, r, cmp.Or(r.Context().Err(), err)) // a client that is gone gets no response
 			return
 		}
 		waits, known := call.At == "" && call.End == nil, call.End != nil

@@ -16,6 +16,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -207,19 +208,22 @@ func canDo(t *testing.T, g *gateway, js jetstream.JetStream, stolen *nats.Conn, 
 	until("404 Not Found")
 	// It can take calls from the queue. It returns this one.
 	check.Must(t, stolen.PublishRequest("$JS.API.CONSUMER.MSG.NEXT.sbxrun-queue.nodes", "sbxrun.node.node1.inbox.x", []byte(`{"batch":1,"expires":60000000000}`)))
-	taken := ""
-	for taken == "" { // the real node takes some
-		x := g.begin(t, "true")
-		if m, err := inbox.NextMsg(100 * time.Millisecond); err == nil && strings.Contains(string(m.Data), x.ID) {
-			taken = x.ID
-			check.Must(t, m.Respond([]byte("-NAK")))
+	var begun []string
+	for i := -1; i < 0; { // the real node takes some
+		begun = append(begun, g.begin(t, "true").ID)
+		m, err := inbox.NextMsg(100 * time.Millisecond)
+		if err != nil {
+			continue
 		}
+		i = slices.IndexFunc(begun, func(id string) bool { return strings.Contains(string(m.Data), id) })
+		check.Require(t, i >= 0, "got %v %q", m.Header, m.Data)
+		check.Must(t, m.Respond([]byte("-NAK")))
+		x = g.end(t, begun[i])
 	}
-	x = g.end(t, taken)
 	check.That(t, x.Report != nil, "%+v", x)
 	// By announcing slots, it gets requests.
-	tell(1_000_000, 0)
 	harness.Until(t, harness.Bound, "the gateway to use its heartbeat", func() bool {
+		tell(1_000_000, 0)
 		_, text := g.ask(t, http.MethodGet, "/metrics", nil)
 		return strings.Contains(text, `sbxrun_node_places{node="node1"} 1e+06`)
 	})

@@ -89,6 +89,13 @@ func (m *marks) count(word string) int {
 	return m.seen[word]
 }
 
+// ran waits until a word was seen, which the call's end does not wait for, and returns how often.
+func (m *marks) ran(t *testing.T, word string) int {
+	t.Helper()
+	harness.Until(t, harness.Bound, "the message of "+word, func() bool { return m.count(word) > 0 })
+	return m.count(word)
+}
+
 // call sends a call and returns its response or error; neither if the connection broke.
 func (g *gateway) call(ctx context.Context, path string, body any, into any) (status int, e *api.Error, err error) {
 	return g.do(ctx, http.MethodPost, path, body, into)
@@ -296,18 +303,16 @@ func TestChaos(t *testing.T) {
 	}
 	t.Logf("%d calls in %v, %d deaths: %v", calls, time.Since(began).Round(time.Second), deaths, tally)
 	for word, how := range outcomes {
-		switch n := m.count(word); {
-		case n > 1:
-			t.Errorf("%s ran %d times", word, n)
-		case how == ran && n != 1:
-			t.Errorf("%s is said to have run, and ran %d times", word, n)
-		case how == refused && n != 0:
-			t.Errorf("%s is said not to have started, and ran", word)
+		if how == ran {
+			check.Equal(t, m.ran(t, word), 1, "%s ran", word)
+			continue
 		}
+		n := m.count(word)
+		check.That(t, n <= 1 && (how != refused || n == 0), "%s ran %d times, refused: %v", word, n, how == refused)
 	}
 	// Each death ends the calls in progress on a part of the cluster, and a slow machine has more deaths.
 	lost := calls - tally["ran"]
-	check.That(t, lost <= deaths*clients/3 && lost != calls, "only %d have run: %v", tally["ran"], tally)
+	check.That(t, lost <= (deaths+2)*clients/3 && lost != calls, "only %d have run: %v", tally["ran"], tally)
 }
 
 // The sessions of a killed node are gone within eight seconds; others continue. The sessions of a
@@ -320,6 +325,7 @@ func TestNodeLost(t *testing.T) {
 	c := newCluster(t, url(o), 2, 3, config)
 	r := newRelay(t, o.Port)
 	c.nodes = append(c.nodes, c.process("serve", "n2", fmt.Sprintf("nats://127.0.0.1:%d", r.port), fmt.Sprintf("state_dir = %q\n%s", filepath.Join(c.dir, "n2"), config)))
+	c.ready(c.gateways[0], 3)
 	byNode := map[string]string{}
 	harness.Until(t, harness.Bound, "a session on each node", func() bool {
 		var x api.Session
@@ -449,6 +455,11 @@ func TestRollingRestart(t *testing.T) {
 	var mu sync.Mutex
 	tally := map[string]int{}
 	var all sync.WaitGroup
+	ran := func() int {
+		mu.Lock()
+		defer mu.Unlock()
+		return tally["200"]
+	}
 	for range 6 {
 		all.Go(func() {
 			for {
@@ -479,12 +490,12 @@ func TestRollingRestart(t *testing.T) {
 		p.end()
 		p.start()
 		harness.Until(t, harness.Bound, "the node", func() bool { return strings.Count(p.log.String(), `"msg":"node"`) == 2 })
-		time.Sleep(500 * time.Millisecond) // under load
+		before := ran()
+		harness.Until(t, harness.Bound, "more calls", func() bool { return ran() >= before+20 })
 	}
 	close(stop)
 	all.Wait()
 	t.Logf("%v", tally)
-	check.That(t, tally["200"] != 0, "nothing ran")
 }
 
 // Without a majority of NATS servers, calls that need JetStream are refused before they start, and others work.
@@ -576,7 +587,7 @@ func TestNATSAway(t *testing.T) {
 			ends <- x
 		}()
 	}
-	harness.Until(t, harness.Bound, "the commands", func() bool { return c.nodes[0].runs("sleep 3")+c.nodes[1].runs("sleep 3") >= 2 })
+	harness.Until(t, harness.Bound, "the commands", func() bool { return c.nodes[0].runs("sleep 3 ")+c.nodes[1].runs("sleep 3 ") >= 2 }) // not sh, whose line has them, too
 	// Some of these run when NATS disappears, and some wait.
 	m := newMarks(t)
 	var detached []string
@@ -612,8 +623,8 @@ func TestNATSAway(t *testing.T) {
 	t.Logf("answers %v after NATS came back", time.Since(began)-away)
 	for i, id := range detached {
 		x := g.end(t, id)
-		check.That(t, x.Report != nil && x.Report.ExitCode == 0 && m.count(fmt.Sprintf("d%d", i)) == 1,
-			"%+v, it ran %d times", x, m.count(fmt.Sprintf("d%d", i)))
+		check.That(t, x.Report != nil && x.Report.ExitCode == 0, "%+v", x)
+		check.Equal(t, m.ran(t, fmt.Sprintf("d%d", i)), 1, "call %d ran", i)
 	}
 	harness.Until(t, harness.Bound, "the session", func() bool {
 		status, _, err := g.call(t.Context(), "/v1/sessions/"+session.ID+"/exec", api.Call{Argv: []string{"true"}}, nil)
@@ -636,7 +647,13 @@ func TestNATSEmpty(t *testing.T) {
 			check.Require(t, err == nil && (status == http.StatusOK || status == http.StatusServiceUnavailable), "%v %v", status, err)
 			return status == http.StatusOK
 		})
-		x := g.end(t, g.begin(t, "true").ID)
+		var queued, x api.CallStatus
+		harness.Until(t, harness.Bound, "the queue "+key, func() bool {
+			status, _, err := g.call(t.Context(), "/v1/calls", api.Call{Argv: []string{"true"}}, &queued)
+			check.Require(t, err == nil && (status == http.StatusAccepted || status == http.StatusServiceUnavailable), "%v %v", status, err)
+			return status == http.StatusAccepted
+		})
+		x = g.end(t, queued.ID)
 		check.That(t, x.Report != nil && x.Report.ExitCode == 0, "%s: %+v", key, x)
 	}
 	works("before")

@@ -29,7 +29,7 @@ func TestInterface(t *testing.T) {
 	if run == "" {
 		run = "Client|MCPTools|MCPSession|MCPLeaves|ProcessStdin|SessionFiles|Streams|SlowReader"
 	}
-	c := exec.Command("go", "test", "-v", "-count=1", "-run", run, "./tests/serve")
+	c := exec.Command("go", "test", "-v", "-count=1", "-timeout=30m", "-run", run, "./tests/serve")
 	c.Dir = "../.."
 	c.Env = append(os.Environ(), "SBXRUN_BIN="+harness.Binary(t), "SBXRUN_TESTS_NATS="+url(o))
 	out, err := c.CombinedOutput()
@@ -63,7 +63,6 @@ func TestHalfClosed(t *testing.T) {
 		_ = conn.SetDeadline(time.Now().Add(harness.Bound))
 		_, err = io.WriteString(conn, request)
 		check.Must(t, err)
-		time.Sleep(300 * time.Millisecond) // so that it is in progress
 		_ = conn.(*net.UnixConn).CloseWrite()
 		b, err := io.ReadAll(conn)
 		check.That(t, len(b) == 0 && err == nil, "%q is answered with %q, %v", request, b, err)
@@ -101,7 +100,17 @@ func TestSlowClient(t *testing.T) {
 	r, err := g.client.Do(q)
 	check.Must(t, err)
 	defer r.Body.Close()
-	time.Sleep(time.Second) // enough for the whole output
+	stuck := 0
+	harness.Until(t, harness.Bound, "the command to wait for its reader", func() bool {
+		stuck++
+		for _, pid := range harness.Descendants(c.nodes[0].cmd.Process.Pid) {
+			if p, ok := harness.ReadProc(pid); ok && p.Comm == "seq" && p.State == "S" {
+				return stuck > 20
+			}
+		}
+		stuck = 0
+		return false
+	})
 	for p, was := range before {
 		const most = 16 << 20
 		if grown := rss(p) - was; grown > most {

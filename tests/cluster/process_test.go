@@ -15,6 +15,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/nats-io/nats-server/v2/server"
@@ -57,6 +58,12 @@ type gateway struct {
 	*process
 	socket string
 	client *http.Client
+}
+
+// kill also closes the client's connections: a POST on one that the gateway has closed may fail.
+func (g *gateway) kill() {
+	g.process.kill()
+	g.client.CloseIdleConnections()
 }
 
 // cluster has nodes and gateways on the same NATS.
@@ -128,16 +135,20 @@ func last(text string, n int) string {
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }
 
-// ready waits until a gateway is ready and knows a number of nodes.
+// ready waits until a gateway is ready and knows a number of nodes. One that has tokens tells nobody how many.
 func (c *cluster) ready(g *gateway, nodes int) {
 	c.t.Helper()
-	harness.Until(c.t, harness.Bound, "a gateway: "+g.log.String(), func() bool {
-		res, err := g.client.Get("http://sbxrun/readyz")
+	get := func(path string) (int, string) {
+		status, text, err := g.raw(c.t.Context(), http.MethodGet, path, "")
 		if err != nil {
-			return false
+			return 0, ""
 		}
-		res.Body.Close()
-		return res.StatusCode == http.StatusOK
+		return status, text
+	}
+	harness.Until(c.t, harness.Bound, "a gateway: "+g.log.String(), func() bool {
+		ready, _ := get("/readyz")
+		told, text := get("/metrics")
+		return ready == http.StatusOK && (told != http.StatusOK || strings.Count(text, "\nsbxrun_node_ready{") >= nodes)
 	})
 }
 
@@ -192,12 +203,18 @@ func options(t *testing.T) *server.Options {
 	return &server.Options{Host: "127.0.0.1", Port: freePort(), NoLog: true, NoSigs: true, JetStream: true, StoreDir: t.TempDir()}
 }
 
+// ports are those that freePort has returned.
+var ports sync.Map
+
 // freePort returns an unused port. A killed server must be able to use it again, so it is below the range of
-// ports for outgoing connections (ip(7), ip_local_port_range).
+// ports for outgoing connections (ip(7), ip_local_port_range), and no other test gets it.
 func freePort() int {
 	const first, end = 10_000, 32_768
 	for {
 		port := first + rand.IntN(end-first)
+		if _, given := ports.LoadOrStore(port, true); given {
+			continue
+		}
 		if l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port)); err == nil {
 			l.Close()
 			return port

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -85,12 +86,21 @@ func TestQueue(t *testing.T) {
 	o := runNATS(t)
 	c := newCluster(t, url(o), 2, 2, "places = 2\n"+hostNetwork+"[rooms]\nmin = 0\nmax = 0\n")
 	m := newMarks(t)
+	open := make(chan struct{})
+	wait := accept(t, func(conn net.Conn) { // until it is closed
+		defer conn.Close()
+		select {
+		case <-open:
+		case <-t.Context().Done():
+		}
+	})
 	g, other := c.gateways[0], c.gateways[1]
 	status, e, err := g.call(t.Context(), "/v1/calls", api.Call{Language: "none", Code: "x"}, nil)
 	check.That(t, status == http.StatusBadRequest && err == nil, "%v %v %v", status, e, err)
 	var all []string
 	for i := range 24 {
-		all = append(all, g.begin(t, "bash", "-c", fmt.Sprintf("echo w%d >/dev/tcp/127.0.0.1/%d; echo out%d; sleep 0.1", i, m.port, i)).ID)
+		script := fmt.Sprintf("echo w%d >/dev/tcp/127.0.0.1/%d; echo out%d; read </dev/tcp/127.0.0.1/%d || :", i, m.port, i, wait)
+		all = append(all, g.begin(t, "bash", "-c", script).ID)
 	}
 	last := g.begin(t, m.command("never")...) // cannot have started: 24 are ahead
 	var ended api.CallStatus
@@ -101,12 +111,13 @@ func TestQueue(t *testing.T) {
 	var list api.Calls
 	g.ask(t, http.MethodGet, "/v1/calls", &list)
 	check.That(t, len(list.Calls) == len(all), "%d calls are listed", len(list.Calls))
+	close(open)
 	for i, id := range all {
 		x := other.end(t, id)
 		check.Require(t, x.Report != nil && x.Report.ExitCode == 0 && x.Started, "%+v", x)
 		_, text := other.ask(t, http.MethodGet, "/v1/calls/"+id+"/output?from=2", nil)
 		check.That(t, text == fmt.Sprintf("t%d\n", i), "%q", text)
-		check.Equal(t, m.count(fmt.Sprintf("w%d", i)), 1, "%d ran", i)
+		check.Equal(t, m.ran(t, fmt.Sprintf("w%d", i)), 1, "%d ran", i)
 	}
 	check.That(t, m.count("never") == 0, "what was deleted has run")
 	status, text = g.ask(t, http.MethodDelete, "/v1/calls/"+all[0], nil)
@@ -187,9 +198,9 @@ func TestQueueLoses(t *testing.T) {
 	status, text := g.ask(t, http.MethodDelete, "/v1/calls/"+long.ID, nil)
 	check.That(t, status == http.StatusOK, "%v %v", status, text)
 	x = g.end(t, kept.ID)
-	check.That(t, x.Report != nil && x.Report.ExitCode == 0 && m.count("kept") == 1, "%+v", x)
+	check.That(t, x.Report != nil && x.Report.ExitCode == 0 && m.ran(t, "kept") == 1, "%+v", x)
 	x = g.end(t, lost.ID)
-	check.That(t, x.Report != nil && m.count("lost") == 1, "%+v", x)
+	check.That(t, x.Report != nil && m.ran(t, "lost") == 1, "%+v", x)
 }
 
 // A call whose node is killed is lost, and does not run elsewhere. Earlier ends stay.
@@ -216,7 +227,7 @@ func TestQueueNodeKilledAfter(t *testing.T) {
 	// The queue does not deliver an acknowledged call to another node.
 	left := consumer(t, jetStream(t, o))
 	check.That(t, left.NumAckPending+int(left.NumPending) == 0, "%+v", left)
-	check.That(t, m.count("begun") == 1 && m.count("over") == 1, "they ran %d and %d times", m.count("begun"), m.count("over"))
+	check.That(t, m.ran(t, "begun") == 1 && m.ran(t, "over") == 1, "they ran %d and %d times", m.count("begun"), m.count("over"))
 }
 
 // If a node is killed before it starts a call that it has received, another node starts it.
@@ -244,6 +255,7 @@ func TestQueueNodeKilledBefore(t *testing.T) {
 	words := 0
 	var ids []string
 	for try := 0; ; try++ {
+		harness.Until(t, harness.Bound, "both nodes to ask for calls", func() bool { return consumer(t, js).NumWaiting >= 2 })
 		check.Must(t, unix.Kill(doomed.cmd.Process.Pid, unix.SIGSTOP))
 		for range 4 {
 			ids = append(ids, g.begin(t, m.command(fmt.Sprintf("w%d", words))...).ID)
@@ -261,13 +273,12 @@ func TestQueueNodeKilledBefore(t *testing.T) {
 		}
 		check.Require(t, try != 10, "the stopped node gets none")
 		check.Must(t, unix.Kill(doomed.cmd.Process.Pid, unix.SIGCONT))
-		time.Sleep(500 * time.Millisecond) // it requests another one
 	}
 	doomed.kill()
 	for i, id := range ids {
 		x := g.end(t, id)
-		check.That(t, x.Report != nil && x.Report.ExitCode == 0 && m.count(fmt.Sprintf("w%d", i)) == 1,
-			"%+v, it ran %d times", x, m.count(fmt.Sprintf("w%d", i)))
+		check.That(t, x.Report != nil && x.Report.ExitCode == 0, "%+v", x)
+		check.Equal(t, m.ran(t, fmt.Sprintf("w%d", i)), 1, "call %d ran", i)
 	}
 }
 
@@ -380,7 +391,7 @@ func TestKeys(t *testing.T) {
 			x := c.gateways[1].end(t, ids[0])
 			check.That(t, x.Report != nil && x.Report.ExitCode == 0, "%+v", x)
 		}
-		check.Equal(t, m.count(tt.word), 1, "%s: it ran", tt.path)
+		check.Equal(t, m.ran(t, tt.word), 1, "%s: it ran", tt.path)
 	}
 }
 
@@ -408,17 +419,20 @@ func TestNodes(t *testing.T) {
 	// One call runs on each node, and another one waits.
 	ctx, cancel := context.WithCancel(t.Context())
 	var all sync.WaitGroup
-	for range 4 {
-		all.Go(func() {
-			_, _, _ = g.call(ctx, "/v1/run", api.Call{Argv: []string{"sleep", "1000"}, TimeoutMS: 200_000}, nil)
-		})
-		time.Sleep(50 * time.Millisecond) // so that they are distributed
-	}
 	defer all.Wait()
 	defer cancel()
 	series := func() string {
 		_, text := g.ask(t, http.MethodGet, "/metrics", nil)
 		return text
+	}
+	for i := range 4 {
+		all.Go(func() {
+			_, _, _ = g.call(ctx, "/v1/run", api.Call{Argv: []string{"sleep", "1000"}, TimeoutMS: 200_000}, nil)
+		})
+		// The next one goes to a node that is free, as far as the gateway knows.
+		harness.Until(t, harness.Bound, "the gateway to know of it", func() bool {
+			return strings.Contains(series(), "\nsbxrun_cluster_busy_ratio "+[]string{"0.33", "0.66", "1\n", "1.33"}[i])
+		})
 	}
 	harness.Until(t, harness.Bound, "three calls that run and one that waits", func() bool {
 		text := series()
@@ -442,13 +456,12 @@ func TestNodes(t *testing.T) {
 		is := list()
 		return is["n0"] == api.StateLost && is["n1"] == api.StateLeft && is["n2"] == api.StateReady
 	})
+	for _, want := range []string{`sbxrun_node_gone{node="n0",state="lost"} 1`, `sbxrun_node_gone{node="n1",state="left"} 1`, `sbxrun_node_ready{node="n2"} 1`, "sbxrun_cluster_nodes 1"} {
+		harness.Until(t, harness.Bound, want, func() bool { return strings.Contains(series(), want+"\n") })
+	}
 	var status api.Status
 	g.ask(t, http.MethodGet, "/v1/status", &status)
 	check.That(t, status.Machine != nil && len(status.Machine.Nodes) == 3 && status.Machine.Places == 1, "%+v", status)
-	text := series()
-	for _, want := range []string{`sbxrun_node_gone{node="n0",state="lost"} 1`, `sbxrun_node_gone{node="n1",state="left"} 1`, `sbxrun_node_ready{node="n2"} 1`, "sbxrun_cluster_nodes 1"} {
-		check.That(t, strings.Contains(text, want+"\n"), "no %s", want)
-	}
 	out, err := exec.Command(harness.Binary(t), "nodes", "--nats", url(o)).Output()
 	check.That(t, err == nil && strings.Count(string(out), "\n") == 5 && strings.Contains(string(out), "lost "), "%v %s", err, out)
 	c.nodes[0].start()
