@@ -176,8 +176,12 @@ func (s *Store) lock(name string, write bool, patience time.Duration) (_ *Volume
 func (s *Store) fill(v *Volume, how int, patience time.Duration) (again bool, err error) {
 	fd := proc.Descriptor(v.Lock)
 	err = flock(fd, how, patience)
-	if err == unix.EWOULDBLOCK && patience > glance && s.listed(v.Name) {
-		err = flock(fd, how, longer)
+	if err == unix.EWOULDBLOCK && patience > glance {
+		more := time.Duration(0) // one that was looking may just have finished
+		if s.listed(v.Name) {
+			more = longer
+		}
+		err = flock(fd, how, more)
 	}
 	var mine, now unix.Stat_t
 	switch {
