@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/tests/check"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // fakeBus delivers messages within this process, except for those that lose selects.
@@ -123,7 +124,7 @@ func bounded(t *testing.T, do func()) {
 	}()
 	select {
 	case <-done:
-	case <-time.After(time.Minute):
+	case <-time.After(harness.Bound):
 		t.Fatal("timeout")
 	}
 }

@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"bufio"
-	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -12,15 +11,14 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/config"
 	"github.com/sbxrun/sbxrun/tests/check"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // The log and the error say why and where NATS is unreachable, without the password.
 func TestUnreachable(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	check.Must(t, err)
-	l.Close() // no one answers there
+	address := harness.RefusingAddress(t)
 	c := config.Default()
-	c.NATS.URL = fmt.Sprintf("me:secret@%s", l.Addr())
+	c.NATS.URL = "me:secret@" + address
 	from, to := io.Pipe()
 	bus, err := Connect(&c, GatewayKind, slog.New(slog.NewTextHandler(to, nil)))
 	check.Must(t, err)
@@ -39,7 +37,7 @@ func TestUnreachable(t *testing.T) {
 	}
 	bus.Close()
 	for _, text := range []string{line, bus.Why().Error()} {
-		check.That(t, strings.Contains(text, "connection refused") && strings.Contains(text, "me:xxxxx@"+l.Addr().String()) && !strings.Contains(text, "secret"), "%q", text)
+		check.That(t, strings.Contains(text, "connection refused") && strings.Contains(text, "me:xxxxx@"+address) && !strings.Contains(text, "secret"), "%q", text)
 	}
 }
 
@@ -91,7 +89,7 @@ func TestUnread(t *testing.T) {
 	}()
 	select {
 	case <-came:
-	case <-time.After(2 * lostAfter):
+	case <-time.After(harness.Bound):
 		t.Error("nobody leaves it")
 	}
 }

@@ -21,6 +21,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/images"
 	"github.com/sbxrun/sbxrun/tests/check"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // cut sends only the first n bytes of each response with a blob, and then breaks the connection. It ignores ranges
@@ -82,10 +83,7 @@ func TestErrors(t *testing.T) {
 		}))
 		wants(t, read(t, host(server), Options{}), test.want)
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	check.Must(t, err)
-	l.Close()
-	wants(t, read(t, l.Addr().String(), Options{}), "connection refused")
+	wants(t, read(t, harness.RefusingAddress(t), Options{}), "connection refused")
 }
 
 // Wrong and endless responses are errors, and cannot use up memory or time.
