@@ -33,9 +33,9 @@ func TestBusyCaller(t *testing.T) {
 	defer s.Close()
 	c, err := New(s.URL)
 	check.Must(t, err)
-	margin := harness.Deadline(500 * time.Millisecond)
+	margin := harness.Deadline(time.Second)
 	c.Margin = margin
-	busy := func() { time.Sleep(3 * margin) }
+	busy := func() { time.Sleep(margin * 3 / 2) }
 
 	code := 0
 	for e, err := range c.Stream(t.Context(), Call{Argv: []string{"x"}, Timeout: time.Nanosecond}) {
@@ -96,7 +96,7 @@ func TestBound(t *testing.T) {
 		check.Must(t, err)
 		c.Token = tt.token
 		if tt.late {
-			c.Margin = 100 * time.Millisecond
+			c.Margin = harness.Deadline(500 * time.Millisecond) // to connect and send
 		}
 		_, err = c.Run(t.Context(), Call{Argv: []string{"x"}, Timeout: time.Nanosecond})
 		var refused *Refused

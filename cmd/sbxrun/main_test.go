@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/tests/check"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // asCommand is a variable that makes the test binary run as sbxrun.
@@ -53,13 +54,13 @@ func identities() []uint32 {
 	return []uint32{0}
 }
 
-// sbxrun runs a command to its end, at most for 20 s.
+// sbxrun runs a command to its end, at most for a time limit.
 func sbxrun(t *testing.T, c *exec.Cmd) (stdout, stderr string, code int) {
 	t.Helper()
 	var out, errs bytes.Buffer
 	c.Stdout, c.Stderr = &out, &errs
 	check.Must(t, c.Start())
-	timer := time.AfterFunc(20*time.Second, func() { _ = c.Process.Kill() }) // may just have ended
+	timer := time.AfterFunc(harness.Bound, func() { _ = c.Process.Kill() }) // may just have ended
 	err := c.Wait()
 	check.That(t, timer.Stop(), "%q hangs; stderr %q", c.Args, errs.String())
 	check.Require(t, err == nil || errors.As(err, new(*exec.ExitError)), "%v", err)

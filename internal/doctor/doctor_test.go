@@ -110,6 +110,7 @@ func TestDiagnoseBroken(t *testing.T) {
 
 func TestExamine(t *testing.T) {
 	works(t)
+	t.Setenv("TMPDIR", harness.Dir(t)) // other processes may examine the machine, too
 	before := children(t)
 	r := Examine(context.Background(), caller())
 	for _, f := range r.Checks {
@@ -240,12 +241,12 @@ func TestExecuteLeavesNothing(t *testing.T) {
 
 func TestExecuteHangs(t *testing.T) {
 	e := fakeBwrap(t, `sleep 100 & echo $! >&2; wait`)
-	e.bound = 2 * time.Second // the script has to print before
+	e.bound = harness.Scaled(2 * time.Second) // the script has to print before
 	_, words, err := e.execute([]string{e.program.Path})
 	check.That(t, errors.Is(err, os.ErrDeadlineExceeded), "%v", err)
 	ended(t, words)
 	err = e.tryBwrap(e.program.Path)
-	check.That(t, err != nil && strings.Contains(err.Error(), "within 2s"), "%v", err)
+	check.That(t, err != nil && strings.Contains(err.Error(), "within "+e.bound.String()), "%v", err)
 }
 
 // A stopped keeper does not delay an interrupted check.

@@ -155,7 +155,7 @@ func TestLinger(t *testing.T) {
 	in := bufio.NewReader(c)
 	res, err := http.ReadResponse(in, nil)
 	check.Must(t, err)
-	for range 20 {
+	for range 5 {
 		send("1\r\nx\r\n")
 		time.Sleep(10 * time.Millisecond) // the pace of this client
 	}

@@ -158,7 +158,7 @@ func TestWalkRemovedEntries(t *testing.T) {
 		break
 	}
 	after, err := os.ReadDir("/proc/self/fd")
-	check.That(t, err == nil && len(after) == len(before), "%d descriptors, and %d after: %v", len(before), len(after), err)
+	check.That(t, err == nil && len(after) <= len(before), "%d descriptors, and %d after: %v", len(before), len(after), err)
 }
 
 // A file with a lease gives an error at once.
