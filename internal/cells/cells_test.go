@@ -23,7 +23,7 @@ import (
 // bound is far longer than any correct operation takes.
 var bound = harness.Scaled(30 * time.Second)
 
-func init() { interruptBound = harness.Deadline(interruptBound) }
+func init() { interruptBound = min(harness.Scaled(interruptBound), 3*time.Second) }
 
 // newRoom returns a room that ends with the test.
 func newRoom(t testing.TB) *bwrap.Room {

@@ -179,6 +179,10 @@ c.close()`
 				}
 				begin := time.Now()
 				a := within(t, k, test.code, timeout)
+				// A busy machine may be late once, and node may lose a signal.
+				for tries := 3; tries > 0 && test.cause == result.Timeout && test.state == Kept && a.State == Lost; tries-- {
+					a = within(t, k, test.code, bound/100<<(3-tries))
+				}
 				check.That(t, a.Cause == test.cause && a.State == test.state,
 					"%s: %s: %s and %s after %v; %+v, %q, %+v", language, test.name, a.Cause, a.State, time.Since(begin), a.Error, a.Stderr.Text, a.Ended)
 				check.That(t, !strings.HasPrefix(test.code, token) || a.Error == nil || a.Error.Name != "IndexError",

@@ -41,11 +41,11 @@ func TestBuilds(t *testing.T) {
 				args []string
 				code int
 			}{
-				{[]string{"--workdir", "/tmp", "sh", "-c", "setsid sleep 60 & exit 7"}, 7},
-				{[]string{"--workdir", "/tmp", "--timeout", "0.2", "sleep", "60"}, 124},
-				{[]string{"--workdir", "/tmp", "--nofile", "16", "sh", "-c", "kill -9 $$"}, 137},
+				{[]string{"sh", "-c", "setsid sleep 60 & exit 7"}, 7},
+				{[]string{"--timeout", "0.2", "sleep", "60"}, 124},
+				{[]string{"--nofile", "16", "sh", "-c", "kill -9 $$"}, 137},
 			} {
-				cmd := exec.Command(name, c.args...)
+				cmd := exec.Command(name, append([]string{"--workdir", "/tmp", "--proof-timeout", "1m"}, c.args...)...)
 				begin := time.Now()
 				out, _ := cmd.CombinedOutput() // the exit code is checked
 				if code := cmd.ProcessState.ExitCode(); code != c.code || time.Since(begin) > 30*time.Second {

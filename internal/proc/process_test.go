@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/tests/check"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 func open(t *testing.T, pid int) *Process {
@@ -23,7 +24,7 @@ func open(t *testing.T, pid int) *Process {
 	return p
 }
 
-func soon() time.Time { return time.Now().Add(10 * time.Second) }
+func soon() time.Time { return time.Now().Add(harness.Bound) }
 
 func TestOpenErrors(t *testing.T) {
 	p, err := Open(1 << 22)

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/tests/check"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // rest contains fields 5 to 52 of a stat line: the session is 5, the times are 250
@@ -188,12 +189,10 @@ func FuzzParseChildren(f *testing.F) {
 	})
 }
 
-// eventually waits until a condition is true, and checks it every millisecond.
+// eventually waits until a condition is true.
 func eventually(t *testing.T, what string, condition func() bool) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); !condition(); time.Sleep(time.Millisecond) {
-		check.Require(t, !time.Now().After(end), "never came to pass: %s", what)
-	}
+	harness.Until(t, harness.Bound, what, condition)
 }
 
 // held starts a command that runs until its stdin ends. end closes its stdin and waits for it.
