@@ -142,7 +142,7 @@ func TestUnprovenQuota(t *testing.T) {
 		}
 		return pid != 0
 	})
-	keeper, err := harness.Adopt(harness.Descendants(cmd.Process.Pid)[0]) // the parent of the command's init; it outlives sbxrun
+	keeper, err := harness.Adopt(harness.FirstChild(t, cmd.Process.Pid)) // the parent of the command's init; it outlives sbxrun
 	check.Must(t, err)
 	defer keeper.Close()
 	groups := harness.ReadFile(t, fmt.Sprintf("/proc/%d/cgroup", pid))

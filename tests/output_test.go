@@ -211,7 +211,7 @@ func TestReaderBlocked(t *testing.T) {
 			r, w, err := os.Pipe()
 			check.Must(t, err)
 			defer r.Close()
-			deadline := harness.Deadline(time.Second)
+			deadline := harness.Scaled(time.Second)
 			p := harness.Start(t, harness.Options{Stdout: w}, append(append([]string{"--timeout", deadline.String()}, c.flags...), "/fixtures/out-flood")...)
 			w.Close()
 			// The sandbox ends long before sbxrun.

@@ -316,7 +316,7 @@ try:
 except BlockingIOError: pass
 time.sleep(600)
 `
-	harness.Longer(t, time.Second, func(timeout time.Duration) bool { return sharedOpenFile(t, timeout.String(), fill) })
+	harness.Longer(t, harness.Scaled(time.Second), func(timeout time.Duration) bool { return sharedOpenFile(t, timeout.String(), fill) })
 }
 
 // sharedOpenFile reports whether the command has filled the file before its deadline.

@@ -267,7 +267,7 @@ func TestStartStopped(t *testing.T) {
 	holder.WaitOutput("up\n")
 	p := s.Start(harness.Options{}, "start", "--json", "--max-parallel", "1", "--on-pressure", "wait", "sleep", "600")
 	harness.Until(t, harness.Bound, "somebody who waits", func() bool { return queued(t, s.Dir) == 1 })
-	supervisor, err := harness.Open(harness.Descendants(p.PID)[0])
+	supervisor, err := harness.Open(harness.FirstChild(t, p.PID))
 	check.Must(t, err)
 	defer supervisor.Close()
 	check.Must(t, supervisor.Signal(unix.SIGSTOP))

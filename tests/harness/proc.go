@@ -241,6 +241,17 @@ func Children(pid int) (pids []int) {
 	return pids
 }
 
+// FirstChild waits until a process has a child, and returns the first one.
+func FirstChild(t T, pid int) (child int) {
+	t.Helper()
+	Until(t, Bound, "a child of "+strconv.Itoa(pid), func() bool {
+		all := append(Children(pid), 0)
+		child = all[0]
+		return child != 0
+	})
+	return child
+}
+
 // childrenNow lists the children of a stopped process without missing any. [Children] may
 // miss some: a thread that ends passes its children to another thread, which may have been
 // read before; and the next child may be skipped while one exits (proc_pid_task(5)).

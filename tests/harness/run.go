@@ -407,11 +407,6 @@ func Longer(t T, d time.Duration, try func(d time.Duration) bool) {
 	}
 }
 
-// Prints waits until stdout contains a text, and reports false if stdout ends first.
-func (p *Process) Prints(text string) bool {
-	return p.outputs[0].waitFor(text, time.Now().Add(p.bound()))
-}
-
 func (p *Process) Output() string { return p.outputs[0].String() }
 
 func (p *Process) ErrorOutput() string { return p.outputs[1].String() }
@@ -564,7 +559,7 @@ func (r *Result) Expect(t T, code int, cause string) *Result {
 	t.Helper()
 	r.Exits(t, code)
 	check.Require(t, r.Report != nil, "there is no report; stderr %.500q", r.Stderr)
-	check.That(t, r.Report.Cause == cause, "cause %q, want %q; report %.2000s", r.Report.Cause, cause, r.Report.Raw())
+	check.Require(t, r.Report.Cause == cause, "cause %q, want %q; report %.2000s", r.Report.Cause, cause, r.Report.Raw())
 	return r
 }
 
@@ -668,15 +663,6 @@ func (o *output) waitFor(text string, deadline time.Time) (found bool) {
 		return found || over
 	})
 	return found
-}
-
-// HostFork creates and reaps a process on the host, and returns how long that took.
-func HostFork(t T) time.Duration {
-	t.Helper()
-	begin := time.Now()
-	_, err := Command(t, exec.Command("/bin/true"), Bound)
-	check.That(t, err == nil, "the host cannot fork: %v", err)
-	return time.Since(begin)
 }
 
 // Root reports whether the tests run as root; some expect more then.
