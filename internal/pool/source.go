@@ -18,7 +18,8 @@ import (
 )
 
 // Source provides warm slots for calls with one policy, and cold slots for all others: for calls with parts of
-// their own, and for sandboxes with a lifetime, which run more than one command.
+// their own, for sandboxes with a lifetime, which run more than one command, and for the server's own commands,
+// whose tenant is "": a room would belong to that tenant, and the first tenant's call would find none.
 type Source struct {
 	cold slot.Source
 	pool *Pool
@@ -51,7 +52,7 @@ func (s *Source) Take(ctx context.Context, tenant string, p slot.Policy) (slot.S
 }
 
 func (s *Source) take(ctx context.Context, tenant string, p slot.Policy) (slot.Slot, error) {
-	if p.Parts == nil && p.Lifetime == 0 && p.Limits == (limits.Request{}) {
+	if tenant != "" && p.Parts == nil && p.Lifetime == 0 && p.Limits == (limits.Request{}) {
 		if r := s.takeWarm(tenant, p.Policy, p.Commands); r != nil {
 			return &warm{room: r, again: func(ctx context.Context) (slot.Slot, error) { return s.cold.Take(ctx, tenant, p) }}, nil
 		}
