@@ -24,8 +24,6 @@ func TestTimeoutHint(t *testing.T) {
 		want string // end of stderr
 	}{
 		{[]string{"-k", "1", "-s", "INT", "5", "sleep", "1"}, 127, "; use --timeout 5 for a deadline\n"},
-		{[]string{"kil", "web"}, 127, "; did you mean sbxrun kill?\n"},
-		{[]string{"strat", "--name", "web"}, 127, "; did you mean sbxrun start or stats?\n"},
 		{[]string{"--cwd", "none", "--rootfs", harness.SharedDir(t), "true"}, 127, "not found in the sandbox's PATH /usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\n"},
 		{[]string{"-v", "cache:/cache", "true"}, 127, `command "cache:/cache": no such file; use --volume NAME:DST to mount a volume, or --bind SRC:DST for a directory` + "\n"},
 		{[]string{"--env", "PATH=" + dir, "stop", "x"}, 0, ""},

@@ -215,7 +215,7 @@ func TestInitIsHidden(t *testing.T) {
 // Limits that bubblewrap could not work under apply only to the payload.
 func TestSmallLimits(t *testing.T) {
 	t.Parallel()
-	for range 20 {
+	for range 5 {
 		r := harness.Run(t, harness.Options{}, "--nofile", "3", "--fsize", "1", "--stack", "64K", "/bin/true")
 		check.That(t, r.ExitCode == 0 || r.ExitCode == 127, "exit code %d, %s", r.ExitCode, r.Stderr) // the loader may need another descriptor
 		harness.Run(t, harness.Options{}, "--fsize", "1K", "sh", "-c", "ulimit -f").Expect(t, 0, "exited")

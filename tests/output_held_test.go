@@ -286,7 +286,9 @@ func TestUserExhausted(t *testing.T) {
 		idle := s.Sandbox(few)
 		hostile := harness.Start(t, few, "--timeout", "600", "/fixtures/user-exhaust", kind, fmt.Sprint(most))
 		hostile.WaitOutput("ready ")
-		scarce := os.Getuid() != 0 && kind == "watches" && maxWatches(t) < most
+		available, err := strconv.Atoi(strings.TrimSpace(readFile(t, "/proc/sys/fs/epoll/max_user_watches")))
+		check.Must(t, err)
+		scarce := os.Getuid() != 0 && kind == "watches" && available < most
 		for _, args := range [][]string{{"true"}, {"exec", idle.ID, "true"}} {
 			r := s.Start(few, args...).Wait()
 			clear := bytes.Count(r.Stderr, []byte("\n")) == 1 && bytes.Contains(r.Stderr, []byte("sysctl fs.epoll.max_user_watches"))
@@ -296,13 +298,6 @@ func TestUserExhausted(t *testing.T) {
 		hostile.Signal(unix.SIGTERM)
 		hostile.Wait().Expect(t, 143, "canceled")
 	}
-}
-
-func maxWatches(t *testing.T) int {
-	text := harness.ReadFile(t, "/proc/sys/fs/epoll/max_user_watches")
-	n, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	check.Must(t, err)
-	return n
 }
 
 // sbxrun's output fits the caller's limit on file sizes, or the error names that limit.

@@ -150,7 +150,7 @@ func TestIdleTimeout(t *testing.T) {
 	// A sandbox that runs its own command can be idle, too.
 	begin = time.Now()
 	rec = s.Sandbox(harness.Options{}, "--idle-timeout", "0.5", "sleep", "600").Ended()
-	harness.Within(t, "idle", time.Since(begin), 500*time.Millisecond, 800*time.Millisecond)
+	harness.Within(t, "idle", time.Since(begin), 500*time.Millisecond, harness.Scaled(800*time.Millisecond))
 	check.That(t, rec.Report.Cause == "idle-timeout", "%+v", rec.Report)
 }
 
@@ -200,19 +200,14 @@ time.sleep(600)`
 func TestReadyNotTheHosts(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
-	port := listenSomewhere(t)
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	check.Must(t, err)
+	defer l.Close()
+	port := strconv.Itoa(l.Addr().(*net.TCPAddr).Port)
 	b := s.Sandbox(harness.Options{}, "--ready-tcp", port)
 	s.Run("wait", "--ready", "--timeout", "0.5", b.ID).Exits(t, 124)
 	_, r := s.TrySandbox(harness.Options{}, "--ready-tcp", port, "--net", "host")
 	check.That(t, r.ExitCode == 125, "--net host: exit code %d", r.ExitCode)
-}
-
-func listenSomewhere(t *testing.T) (port string) {
-	t.Helper()
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	check.Must(t, err)
-	t.Cleanup(func() { l.Close() })
-	return strconv.Itoa(l.Addr().(*net.TCPAddr).Port)
 }
 
 // A sandbox that is never ready, ends first, has no probe or never prints the line is an error.

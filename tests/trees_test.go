@@ -3,7 +3,6 @@ package tests
 
 import (
 	"io"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -95,32 +94,22 @@ func (w *witness) end(t *testing.T) {
 // Each tree exits completely at its exec's deadline, while the sandbox, its command and another exec continue.
 func TestExecTrees(t *testing.T) {
 	t.Parallel()
-	b := harness.NewState(t).Sandbox(harness.Options{}, "/fixtures/tree-sleep")
-	harness.Until(t, harness.Bound, "its command's child", func() bool {
-		return slices.ContainsFunc(b.Members(), func(p harness.Proc) bool { return p.Comm == "sleep" })
-	})
-	before := len(b.Members())
-	execTrees(t, b, 0)
-	check.Equal(t, len(b.Members()), before)
-}
-
-// The same with a grace period. SIGTERM reaches only that exec.
-func TestExecTreesGrace(t *testing.T) {
-	t.Parallel()
-	b := harness.NewState(t).Sandbox(harness.Options{}, "/fixtures/term-handler")
-	execTrees(t, b, harness.Deadline(500*time.Millisecond))
-	r := b.State.Run("logs", b.ID)
-	check.That(t, !strings.Contains(string(r.Stdout), "cleaned"), "SIGTERM has reached the sandbox's own command: %q", r.Stdout)
-}
-
-func execTrees(t *testing.T, b *harness.Sandbox, grace time.Duration) {
-	w := newWitness(b)
-	t.Run("trees", func(t *testing.T) {
-		endTrees(t, grace, func(t *testing.T, flags []string, fixture string) *harness.Process {
-			return b.StartExec(harness.Options{T: t}, flags, fixture)
-		}, func(fixture string) { w.lives(t, fixture) })
-	})
-	w.end(t)
+	for _, grace := range []time.Duration{0, harness.Deadline(500 * time.Millisecond)} {
+		t.Run("grace "+grace.String(), func(t *testing.T) {
+			t.Parallel()
+			b := harness.NewState(t).Sandbox(harness.Options{}, "/fixtures/term-handler")
+			b.State.Run("wait", "--log", "ready 1", b.ID).Exits(t, 0)
+			before, w := len(b.Members()), newWitness(b)
+			t.Run("trees", func(t *testing.T) {
+				endTrees(t, grace, func(t *testing.T, flags []string, fixture string) *harness.Process {
+					return b.StartExec(harness.Options{T: t}, flags, fixture)
+				}, func(fixture string) { w.lives(t, fixture) })
+			})
+			w.end(t)
+			check.Equal(t, len(b.Members()), before)
+			b.State.Run("logs", b.ID).Out(t, "ready 1\n") // SIGTERM reaches only that exec
+		})
+	}
 }
 
 // Killing a sandbox ends all its execs, whatever they do about signals.
