@@ -122,7 +122,7 @@ func TestStdinClosed(t *testing.T) {
 			in = io.MultiReader(strings.NewReader("part"), iotest.ErrReader(want))
 		}
 		c := sh("cat; sleep 1000")
-		c.Stdin, c.Timeout = in, bound/6
+		c.Stdin, c.Timeout = in, bound
 		res, err := c.Run(t.Context())
 		check.That(t, err != nil && code(t, err) == "input" && errors.Is(err, want), "%v: %+v, %v", want, res, err)
 	}
@@ -155,7 +155,7 @@ func TestOutput(t *testing.T) {
 	// A writer that fails, or that writes less without an error, ends the command.
 	for _, w := range []io.Writer{failing{}, takesLess{}} {
 		c = sh("yes")
-		c.Stdout, c.Timeout = w, bound/6
+		c.Stdout, c.Timeout = w, bound
 		res, err := c.Run(t.Context())
 		check.That(t, code(t, err) == "output" && errors.Is(err, io.ErrShortWrite) && res != nil && res.Verdict == result.Proven, "%T: %+v, %v", w, res, err)
 	}

@@ -241,7 +241,7 @@ func castBelow(t *testing.T, roles string) (inner *proc.Process, all []*proc.Pro
 		_ = cmd.Wait()
 		for _, p := range all {
 			_ = p.Signal(unix.SIGKILL) // may have ended
-			check.OK(t, p.Wait(time.Now().Add(10*time.Second)))
+			check.OK(t, p.Wait(time.Now().Add(time.Minute)))
 			_, _ = unix.Wait4(p.PID, nil, unix.WNOHANG, nil) // if it is our child by now
 			p.Close()
 		}
@@ -278,7 +278,7 @@ func unkeep(t *testing.T, roles string, all []*proc.Process) {
 	t.Helper()
 	keeper := all[slices.Index(strings.Split(roles, ","), "keeper")]
 	check.Must(t, keeper.Signal(unix.SIGKILL))
-	check.Must(t, keeper.Wait(time.Now().Add(10*time.Second)))
+	check.Must(t, keeper.Wait(time.Now().Add(time.Minute)))
 }
 
 // A sandbox is ended when its keeper is dead and no sbxrun is above it. Similar processes never are. Each case is
@@ -394,7 +394,7 @@ func TestZombie(t *testing.T) {
 	zombie, err := proc.Open(cmd.Process.Pid)
 	check.Must(t, err)
 	defer zombie.Close()
-	check.Must(t, zombie.Wait(time.Now().Add(10*time.Second)))
+	check.Must(t, zombie.Wait(time.Now().Add(time.Minute)))
 	st, err := proc.ReadStat(cmd.Process.Pid)
 	check.Require(t, err == nil && st.State == "Z", "%+v, %v", st, err)
 	for _, dry := range []bool{true, false} {

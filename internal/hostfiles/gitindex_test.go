@@ -38,20 +38,20 @@ func TestGitIndex(t *testing.T) {
 		git(init...)
 		check.Equal(t, digest(), "", "%v: without an index", format)
 		for _, name := range []string{"a", "dir/b", "dir/a-longer-name", "dir/sub/c", "z"} {
-			must(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755), os.WriteFile(filepath.Join(dir, name), []byte("x"), 0o644))
+			check.Must(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755), os.WriteFile(filepath.Join(dir, name), []byte("x"), 0o644))
 		}
 		git("config", "index.version", map[bool]string{true: "4", false: "2"}[format[0] == "index.version=4"])
 		git("add", ".")
 		git("commit", "-qm", "first")
 		before := digest()
 		content, _ := os.ReadFile(filepath.Join(dir, GitIndexName))
-		must(t, os.Chtimes(filepath.Join(dir, "a"), time.Unix(1, 0), time.Unix(1, 0)))
+		check.Must(t, os.Chtimes(filepath.Join(dir, "a"), time.Unix(1, 0), time.Unix(1, 0)))
 		git("status")
 		now, _ := os.ReadFile(filepath.Join(dir, GitIndexName))
 		check.That(t, string(now) != string(content), "%v: git status did not write the index", format)
 		got := digest()
 		check.That(t, got != "" && got == before, "%v: after git status: %q, before %q", format, got, before)
-		must(t, os.WriteFile(filepath.Join(dir, "z"), []byte("y"), 0o644))
+		check.Must(t, os.WriteFile(filepath.Join(dir, "z"), []byte("y"), 0o644))
 		git("add", "z")
 		added := digest()
 		git("update-index", "--chmod=+x", "a")
@@ -63,12 +63,5 @@ func TestGitIndex(t *testing.T) {
 		}
 		git("update-index", "--split-index")
 		check.Equal(t, digest(), "", "%v: split index", format)
-	}
-}
-
-func must(t *testing.T, errs ...error) {
-	t.Helper()
-	for _, err := range errs {
-		check.Must(t, err)
 	}
 }

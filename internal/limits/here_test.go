@@ -81,6 +81,8 @@ func (h *held) end(d time.Duration) syscall.WaitStatus {
 	return h.cmd.ProcessState.Sys().(syscall.WaitStatus)
 }
 
+func soon() time.Time { return time.Now().Add(harness.Bound) }
+
 func here(t *testing.T) *Machine {
 	t.Helper()
 	m, err := Detect()
@@ -136,7 +138,7 @@ func made(t *testing.T, nest bool, r Request, controllers ...string) *Group {
 	dirs := g.Dirs()
 	t.Cleanup(func() {
 		empty(t, dirs)
-		check.OK(t, g.Remove(time.Now().Add(5*time.Second)))
+		check.OK(t, g.Remove(soon()))
 		for _, dir := range dirs {
 			check.That(t, !exists(dir), "%s is left", dir)
 		}
@@ -229,7 +231,7 @@ func TestMemoryKillsBelowWhatWaits(t *testing.T) {
 	}
 	above := m.v1["memory"] + "/" + Prefix + id(t)
 	check.Must(t, os.Mkdir(above, 0o755))
-	t.Cleanup(func() { _ = RemoveDirs([]string{above}, time.Now().Add(5*time.Second)) })
+	t.Cleanup(func() { _ = RemoveDirs([]string{above}, soon()) })
 	check.Must(t, write(above+"/memory.oom_control", "1"))
 	m.v1["memory"] = above
 	p, err := m.Plan(Request{Memory: 64 << 20}, true)
@@ -241,7 +243,7 @@ func TestMemoryKillsBelowWhatWaits(t *testing.T) {
 	h.release(t)
 	ws := h.end(5 * time.Second)
 	check.That(t, g.OOMKilled(), "ended with %v, none was killed for want of memory", ws)
-	check.OK(t, g.Remove(time.Now().Add(5*time.Second)))
+	check.OK(t, g.Remove(soon()))
 }
 
 // OOMKilled reports the OOM kill of the command itself without an event.
@@ -415,8 +417,8 @@ func TestFrozenV1(t *testing.T) {
 	t.Cleanup(func() {
 		_ = write(dir+"/freezer.state", "THAWED")
 		_ = h.Signal(unix.SIGKILL)
-		_ = h.Wait(time.Now().Add(5 * time.Second))
-		check.OK(t, RemoveDirs([]string{dir}, time.Now().Add(5*time.Second)))
+		_ = h.Wait(soon())
+		check.OK(t, RemoveDirs([]string{dir}, soon()))
 	})
 	check.Must(t, write(dir+"/cgroup.procs", strconv.Itoa(h.PID)))
 	check.Must(t, write(dir+"/freezer.state", "FROZEN"))
@@ -533,7 +535,7 @@ func TestExecWithin(t *testing.T) {
 		g, err := p.Make(id, nest)
 		check.Must(t, err)
 		t.Cleanup(func() {
-			check.OK(t, g.Remove(time.Now().Add(5*time.Second)))
+			check.OK(t, g.Remove(soon()))
 		})
 		return g
 	}
@@ -599,7 +601,7 @@ func TestLeftovers(t *testing.T) {
 			t.Fatalf("found %d of %d", find(), len(g.nodes))
 		}
 	}
-	check.OK(t, RemoveDirs(g.Dirs(), time.Now().Add(5*time.Second)))
+	check.OK(t, RemoveDirs(g.Dirs(), soon()))
 	check.Equal(t, find(), 0)
 	g.nodes = nil
 }

@@ -8,7 +8,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/tests/check"
@@ -27,7 +26,7 @@ func lastingGroup(t *testing.T) *Group {
 	dirs := g.Dirs()
 	t.Cleanup(func() {
 		empty(t, dirs)
-		check.OK(t, g.Remove(time.Now().Add(5*time.Second)))
+		check.OK(t, g.Remove(soon()))
 	})
 	return g
 }

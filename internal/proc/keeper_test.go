@@ -216,7 +216,7 @@ func TestInheritNoDescriptors(t *testing.T) {
 	check.Must(t, err)
 	program := Descendants(k.PID, 1)[0].PID
 	check.Must(t, k.Signal(unix.SIGKILL))
-	check.Must(t, k.Wait(time.Now().Add(10*time.Second)))
+	check.Must(t, k.Wait(soon()))
 	kept := &Kept{Keeper: k}
 	left := kept.Survivors(10)
 	check.That(t, len(left) == 1 && left[0].PID == program, "survivors %+v, want %d", left, program)
@@ -306,14 +306,14 @@ func TestKeeperFewDescriptors(t *testing.T) {
 		case !errors.Is(k.StartError(), unix.EMFILE):
 			t.Errorf("%d free: nothing has begun: %v, %v", free, k.StartError(), err)
 		case err == errNotEmpty:
-			check.OK(t, k.Wait(time.Now().Add(10*time.Second)))
+			check.OK(t, k.Wait(soon()))
 			if left, err := kept.orphans(); err != nil || len(left) > 0 {
 				t.Errorf("%d free: the keeper has ended with children: %v; %+v, %v", free, k.StartError(), left, err)
 			}
 		}
 		err = kept.Inherit(soon())
 		check.That(t, n != 0 || err == nil, "%v", err)
-		check.OK(t, k.Reap(time.Now().Add(10*time.Second)))
+		check.OK(t, k.Reap(soon()))
 	}
 	check.That(t, begun != 0, "nothing has begun, with any number")
 }

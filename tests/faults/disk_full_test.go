@@ -25,7 +25,8 @@ func (e *env) small(bytes int, dir, script string) result {
 	}
 	c, err := e.command(func(c *exec.Cmd) {
 		c.Env = append(c.Env, "disk="+dir, "top="+e.top, "PATH="+filepath.Dir(harness.Binary(e.t))+":"+harness.Path, harness.Bwrap())
-	}, append(words, "sh", "-ec", script)...)
+	}, append(words, "sh", "-ec", `sbxrun() { case $1 in start|exec|kill) verb=$1; shift; command sbxrun $verb --proof-timeout 30 "$@" ;; *) command sbxrun "$@" ;; esac; }
+`+script)...)
 	check.Must(e.t, err)
 	return e.wait(c)
 }

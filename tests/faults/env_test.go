@@ -153,21 +153,15 @@ func (b *sandbox) strikeSupervisor(sig unix.Signal) (*harness.Target, bool) {
 }
 
 // ended waits until the supervisor exits by itself.
-func (b *sandbox) ended(within time.Duration) {
+func (b *sandbox) ended(limit time.Duration) {
 	b.e.t.Helper()
-	b.e.until(harness.Scaled(within), "the end of the supervisor", func() bool { return harness.Exited(b.PID) })
+	b.e.until(harness.Scaled(limit), "the end of the supervisor", func() bool { return harness.Exited(b.PID) })
 }
 
-// until waits for a condition.
-func (e *env) until(within time.Duration, what string, holds func() bool) bool {
+// until waits for a condition, and fails the test after a time limit.
+func (e *env) until(limit time.Duration, what string, holds func() bool) {
 	e.t.Helper()
-	for begin := time.Now(); !holds(); pause(begin) {
-		if time.Since(begin) > within {
-			e.t.Errorf("waited %v in vain for %s", within, what)
-			return false
-		}
-	}
-	return true
+	check.That(e.t, within(limit, holds), "waited %v in vain for %s", limit, what)
 }
 
 // alive asserts that a command can be run in the sandbox.
@@ -214,20 +208,16 @@ func (e *env) rememberAll(pids [roles]int) {
 }
 
 // gone asserts that all processes but those of living sandboxes exit within a duration.
-func (e *env) gone(within time.Duration, living ...*sandbox) {
+func (e *env) gone(limit time.Duration, living ...*sandbox) {
 	e.t.Helper()
 	var found []harness.Proc
-	for deadline := time.Now().Add(within); ; time.Sleep(time.Millisecond) {
-		if found = e.left(living...); len(found) == 0 {
-			break
-		}
-		if time.Now().After(deadline) {
-			e.t.Errorf("%d processes are left:\n%s", len(found), harness.List(found))
-			harness.Sweep(e.t, func() []harness.Proc { return e.left(living...) })
-			break
-		}
-		// PID 1 of a room exits only after an init in it was reaped (pid_namespaces(7)).
-		reapZombies(living...)
+	if !within(limit, func() bool {
+		reapZombies(living...) // PID 1 of a room exits only after an init in it was reaped (pid_namespaces(7))
+		found = e.left(living...)
+		return len(found) == 0
+	}) {
+		e.t.Errorf("%d processes are left:\n%s", len(found), harness.List(found))
+		harness.Sweep(e.t, func() []harness.Proc { return e.left(living...) })
 	}
 }
 

@@ -292,6 +292,16 @@ func (r *run) until(what string, holds func() bool) bool {
 	return true
 }
 
+// within reports whether a condition comes to hold within a time.
+func within(limit time.Duration, holds func() bool) bool {
+	for begin := time.Now(); !holds(); pause(begin) {
+		if time.Since(begin) > limit {
+			return false
+		}
+	}
+	return true
+}
+
 // pause sleeps between two checks of a condition. The pauses are short at first, to meet
 // short-lived states, and grow so that a long wait leaves the CPU to others.
 func pause(begin time.Time) {
@@ -367,25 +377,15 @@ func (o *result) readReport(t testing.TB, name string) {
 func (r *run) gone() {
 	r.t.Helper()
 	defer r.ns.Close()
-	deadline := time.Now()
+	limit := time.Duration(0) // no second look
 	if r.killed {
-		deadline = deadline.Add(settle)
+		limit = settle
 	}
-	var left []harness.Proc
-	for {
-		left = r.left()
-		if len(left) == 0 || time.Now().After(deadline) {
-			break
-		}
-		time.Sleep(200 * time.Microsecond)
-	}
-	if len(left) > 0 {
+	var left, last []harness.Proc
+	if !within(limit, func() bool { left = r.left(); return len(left) == 0 }) {
 		after := time.Since(r.end).Round(time.Microsecond)
 		// The message also says whether they exit by themselves.
-		last := r.left()
-		for patience := time.Now().Add(time.Second); len(last) > 0 && time.Now().Before(patience); last = r.left() {
-			time.Sleep(time.Millisecond)
-		}
+		within(time.Second, func() bool { last = r.left(); return len(last) == 0 })
 		r.t.Errorf("%d processes are left %v after the end of sbxrun:\n%sand %d of them a second later:\n%s", len(left), after, harness.List(left), len(last), harness.List(last))
 		harness.Sweep(r.t, r.left)
 	}
@@ -430,14 +430,12 @@ func orphans(living ...*sandbox) (found []harness.Proc) {
 func reapOrphans(t testing.TB, living ...*sandbox) {
 	t.Helper()
 	var found []harness.Proc
-	for deadline := time.Now().Add(settle); time.Now().Before(deadline); time.Sleep(100 * time.Microsecond) {
-		found = orphans(living...)
-		if len(found) == 0 {
-			return
-		}
+	ok := within(settle, func() bool {
 		reapZombies(living...)
-	}
-	t.Errorf("not exited, and with no parent but the test:\n%s", harness.List(found))
+		found = orphans(living...)
+		return len(found) == 0
+	})
+	check.That(t, ok, "not exited, and with no parent but the test:\n%s", harness.List(found))
 }
 
 // logSizes are the sizes of the logs of earlier runs after their end.

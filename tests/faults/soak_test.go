@@ -117,12 +117,7 @@ func startPart(t *testing.T, part string) (count soakCount, out string, err erro
 		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: gid, HostID: gid, Size: 1}}
 		cmd.SysProcAttr.AmbientCaps = []uintptr{unix.CAP_SYS_ADMIN}
 	}
-	done, err := harness.Register(func() (int, error) {
-		if err := cmd.Start(); err != nil {
-			return 0, err
-		}
-		return cmd.Process.Pid, nil
-	})
+	done, err := harness.StartCommand(cmd)
 	if err != nil {
 		return count, "", err
 	}
@@ -384,7 +379,7 @@ func (s *soaking) settled(tries []*soakTry) {
 		return text
 	}
 	var busy []harness.Proc
-	if !s.holds(soakEnd+soakSlack, func() bool {
+	if !within(soakEnd+soakSlack, func() bool {
 		reapZombies(s.host, s.neighbour)
 		busy = slices.DeleteFunc(s.others(), func(p harness.Proc) bool {
 			numbers := harness.PIDs(p.PID)
@@ -398,7 +393,7 @@ func (s *soaking) settled(tries []*soakTry) {
 	c := s.do("cleanup")
 	check.That(s.t, c.code == 0 && !strings.Contains(c.stdout, "failed"), "cleanup: %v\n%s", c, was())
 	var left []harness.Proc
-	if !s.holds(settle, func() bool {
+	if !within(settle, func() bool {
 		reapZombies(s.host, s.neighbour)
 		left = s.others()
 		return len(left) == 0
@@ -439,16 +434,6 @@ func (s *soaking) settled(tries []*soakTry) {
 		}
 	}
 	_ = os.Remove(filepath.Join(s.out, "sock"))
-}
-
-// holds waits for a condition.
-func (s *soaking) holds(within time.Duration, condition func() bool) bool {
-	for deadline := time.Now().Add(within); !condition(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			return false
-		}
-	}
-	return true
 }
 
 // soakTry is one run of a verb, with the signals to its processes.
@@ -604,7 +589,7 @@ func (y *soakTry) openBox() bool {
 		return false
 	}
 	y.boxed = y.supervises(y.box.ID, y.box.PID)
-	if !exec && !y.s.holds(soakEnd+soakSlack, func() bool { return y.ran() || y.boxed.ended() }) {
+	if !exec && !within(soakEnd+soakSlack, func() bool { return y.ran() || y.boxed.ended() }) {
 		y.errorf("its command has not begun")
 		return false
 	}
@@ -815,7 +800,7 @@ func (y *soakTry) drop(target *harness.Target) {
 // recycle starts decoys with the PIDs and names of killed processes.
 func (y *soakTry) recycle() {
 	for _, p := range y.killed {
-		if !y.s.holds(20*time.Millisecond, func() bool {
+		if !within(20*time.Millisecond, func() bool {
 			reapZombies(y.s.host, y.s.neighbour)
 			_, there := harness.ReadProc(p.PID)
 			return !there && (p.PID != y.client.pid || y.client.over())
@@ -871,21 +856,21 @@ func (y *soakTry) resolve(held *harness.Target, role int) {
 		if y.rng.IntN(2) == 0 && !y.client.over() {
 			y.done = append(y.done, "SIGTERM to sbxrun")
 			_ = y.client.cmd.Process.Signal(unix.SIGTERM) // fails only if it has exited
-			if role != soakSbxrun && role != soakSupervisor && !y.s.holds(y.proof()+soakInstead+soakSlack, y.client.over) && !y.verb.box {
+			if role != soakSbxrun && role != soakSupervisor && !within(y.proof()+soakInstead+soakSlack, y.client.over) && !y.verb.box {
 				y.errorf("SIGTERM to sbxrun is without effect while the %s is stopped", soakNames[role])
 			}
 		}
 	case y.verb.name == "kill" && y.struck: // nobody ends it
 	default:
 		var commands []harness.Proc
-		if !y.s.holds(y.limit(), func() bool {
+		if !within(y.limit(), func() bool {
 			reapZombies(y.s.host, y.s.neighbour)
 			commands = y.commands()
 			return len(commands) == 0
 		}) {
 			y.errorf("while the %s is stopped the command lives on:\n%s", soakNames[role], harness.List(commands))
 		}
-		if role != soakSbxrun && role != soakSupervisor && !y.s.holds(y.limit(), y.over) {
+		if role != soakSbxrun && role != soakSupervisor && !within(y.limit(), y.over) {
 			y.errorf("while the %s is stopped sbxrun does not end:\n%s", soakNames[role], harness.List(harness.Below(y.client.pid)))
 		}
 	}
@@ -999,7 +984,7 @@ func (y *soakTry) ask() bool {
 		return answer
 	}
 	tried := result{}
-	if !y.s.holds(bound, func() bool {
+	if !within(bound, func() bool {
 		if !strings.Contains(tried.stdout, `"proven"`) {
 			tried = send(api.Call{Argv: []string{"true"}})
 		}

@@ -141,9 +141,7 @@ func (e *env) abandoned(commands *int) int {
 		}
 		return len(found) == 0
 	}
-	for deadline := time.Now().Add(settle); !only() && time.Now().Before(deadline); {
-		time.Sleep(time.Millisecond)
-	}
+	within(settle, only) // the loop below reports the others
 	for _, p := range found {
 		if len(harness.PIDs(p.PID)) > 2 {
 			*commands++
