@@ -224,5 +224,13 @@ func AsError(err error, code, doing string) *Error {
 	return &Error{Code: code, Message: doing + ": " + err.Error(), Err: err}
 }
 
+// CodeOf returns the code of the [*Error] that err is or wraps. It is empty for any other error.
+func CodeOf(err error) string {
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e.Code
+	}
+	return ""
+}
+
 // ErrUnknown means that the command's end is unknown, because init was killed, and the command with it.
 var ErrUnknown = errors.New("the command's end is unknown")

@@ -13,14 +13,6 @@ import (
 	"github.com/sbxrun/sbxrun/tests/check"
 )
 
-func code(err error) string {
-	var e *result.Error
-	if !errors.As(err, &e) {
-		return ""
-	}
-	return e.Code
-}
-
 func TestStore(t *testing.T) {
 	dir := t.TempDir()
 	s, err := Open(dir, time.Hour, 2*perFile+100)
@@ -30,20 +22,20 @@ func TestStore(t *testing.T) {
 	again, _, err := s.Put("a", strings.NewReader("hello"), 50, 2*perFile+50)
 	check.That(t, again == id && err == nil && s.used["a"] == perFile+5, "%s %v, %d bytes", again, err, s.used["a"])
 	_, _, err = s.Get("b", id)
-	check.That(t, code(err) == "no-such-file", "another tenant: %v", err)
+	check.That(t, result.CodeOf(err) == "no-such-file", "another tenant: %v", err)
 	for _, wrong := range []string{"", "sha256:", "sha256:../a", id + "0", strings.ToUpper(id), strings.TrimPrefix(id, "sha256:")} {
 		_, _, err := s.Get("a", wrong)
-		check.That(t, code(err) == "no-such-file", "%q: %v", wrong, err)
+		check.That(t, result.CodeOf(err) == "no-such-file", "%q: %v", wrong, err)
 	}
 	_, _, err = s.Put("a", strings.NewReader(strings.Repeat("x", 46)), 50, 2*perFile+50)
-	check.That(t, code(err) == "quota-disk", "above the tenant's quota: %v", err)
+	check.That(t, result.CodeOf(err) == "quota-disk", "above the tenant's quota: %v", err)
 	_, _, err = s.Put("b", strings.NewReader(strings.Repeat("x", 96)), 200, perFile+200)
-	check.That(t, code(err) == "quota-disk", "above the store's: %v", err)
+	check.That(t, result.CodeOf(err) == "quota-disk", "above the store's: %v", err)
 	_, _, err = s.Put("b", strings.NewReader("12345"), 4, perFile+50)
-	check.That(t, code(err) == "too-large", "%v", err)
+	check.That(t, result.CodeOf(err) == "too-large", "%v", err)
 	check.That(t, s.sum == perFile+5 && s.used["b"] == 0, "%d bytes, %v", s.sum, s.used)
 	_, _, err = s.Put("a", strings.NewReader("1"), 50, perFile+50)
-	check.That(t, code(err) == "quota-disk", "a second file, however small: %v", err)
+	check.That(t, result.CodeOf(err) == "quota-disk", "a second file, however small: %v", err)
 	// A killed server leaves an incomplete file. The next one removes it and keeps the rest.
 	part := filepath.Join(dir, "a", partial+"1")
 	check.Must(t, os.WriteFile(part, []byte("half"), 0o600))
@@ -63,7 +55,7 @@ func TestStore(t *testing.T) {
 	err = s.Expire(time.Now().Add(2 * time.Hour))
 	check.That(t, err == nil && s.sum == 0, "%v, %d bytes", err, s.sum)
 	_, _, err = s.Get("a", id)
-	check.That(t, code(err) == "no-such-file", "%v", err)
+	check.That(t, result.CodeOf(err) == "no-such-file", "%v", err)
 }
 
 // A file that is written during an expiry is counted once, and not at all if writing fails.
@@ -135,10 +127,10 @@ func TestListAndRemove(t *testing.T) {
 	list, err = s.List("b")
 	check.That(t, len(list) == 0 && err == nil, "%v, %v", list, err)
 	err = s.Remove("b", ids[0])
-	check.That(t, code(err) == "no-such-file", "another tenant: %v", err)
+	check.That(t, result.CodeOf(err) == "no-such-file", "another tenant: %v", err)
 	for _, id := range ids {
 		check.OK(t, s.Remove("a", id))
 	}
 	err = s.Remove("a", ids[0])
-	check.That(t, code(err) == "no-such-file" && s.sum == 0, "%v, %d bytes", err, s.sum)
+	check.That(t, result.CodeOf(err) == "no-such-file" && s.sum == 0, "%v, %d bytes", err, s.sum)
 }

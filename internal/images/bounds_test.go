@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/snapshots"
 	"github.com/sbxrun/sbxrun/tests/check"
 )
@@ -42,7 +43,7 @@ func TestSparse(t *testing.T) {
 	check.Must(t, err)
 	defer s.Close()
 	_, err = Import(t.Context(), s, memory{im.raw(), im.blobs}, Options{MaxSize: 2 * size})
-	check.That(t, code(err) == "too-large", "%v", err)
+	check.That(t, result.CodeOf(err) == "too-large", "%v", err)
 	empty(t, s)
 	m, err := Import(t.Context(), s, memory{im.raw(), im.blobs}, Options{MaxSize: 4 * size})
 	check.Must(t, err, os.RemoveAll(filepath.Join(dir, "trees")), os.Mkdir(filepath.Join(dir, "trees"), 0o700))
@@ -60,7 +61,7 @@ func TestDroppedTrees(t *testing.T) {
 	check.Must(t, err)
 	defer s.Close()
 	_, err = Import(t.Context(), s, memory{im.raw(), im.blobs}, Options{})
-	check.Require(t, code(err) == "damaged", "%v", err)
+	check.Require(t, result.CodeOf(err) == "damaged", "%v", err)
 	left, err := os.ReadDir(filepath.Join(dir, "trees"))
 	check.That(t, err == nil && len(left) == 0, "left: %v, %v", left, err)
 }

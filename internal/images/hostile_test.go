@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/snapshots"
 	"github.com/sbxrun/sbxrun/tests/check"
 )
@@ -106,7 +107,7 @@ func TestHostileLayers(t *testing.T) {
 			m, err := Import(t.Context(), s, memory{im.raw(), im.blobs}, Options{})
 			switch {
 			case tt.want == refused:
-				check.That(t, code(err) == "damaged", "%v", err)
+				check.That(t, result.CodeOf(err) == "damaged", "%v", err)
 				empty(t, s)
 			case err != nil:
 				t.Error(err)
@@ -241,7 +242,7 @@ func TestBomb(t *testing.T) {
 		im := newImage(t, imageOptions{compression: kind}, b.Bytes())
 		s := newStore(t)
 		_, err := Import(t.Context(), s, memory{im.raw(), im.blobs}, Options{MaxSize: size / 2})
-		check.That(t, code(err) == "too-large", "%s: %v", kind, err)
+		check.That(t, result.CodeOf(err) == "too-large", "%s: %v", kind, err)
 		empty(t, s)
 		m, err := Import(t.Context(), s, memory{im.raw(), im.blobs}, Options{MaxSize: 2 * size})
 		check.Must(t, err)

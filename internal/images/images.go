@@ -14,7 +14,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"runtime"
@@ -317,6 +316,6 @@ func unprintable(r rune) bool { return r <= ' ' || r > '~' }
 
 // damaged reports whether an error means that the image is invalid, so that trying again does not help.
 func damaged(err error) bool {
-	var e *result.Error
-	return errors.As(err, &e) && (e.Code == "damaged" || e.Code == "too-large")
+	code := result.CodeOf(err)
+	return code == "damaged" || code == "too-large"
 }

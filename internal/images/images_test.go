@@ -4,7 +4,6 @@ import (
 	"archive/tar"
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -18,22 +17,9 @@ import (
 	"github.com/klauspost/compress/zstd"
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/snapshots"
 	"github.com/sbxrun/sbxrun/tests/check"
 )
-
-func asError(err error) (e *result.Error) {
-	errors.As(err, &e)
-	return e
-}
-
-func code(err error) string {
-	if e := asError(err); e != nil {
-		return e.Code
-	}
-	return ""
-}
 
 func newStore(t testing.TB) *snapshots.Store {
 	t.Helper()

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/snapshots"
 	"github.com/sbxrun/sbxrun/tests/check"
 )
@@ -150,7 +151,7 @@ func TestSources(t *testing.T) {
 }
 
 func hint(err error) string {
-	if e := asError(err); e != nil {
+	if e, ok := errors.AsType[*result.Error](err); ok {
 		return e.Hint
 	}
 	return ""
@@ -205,7 +206,7 @@ func TestResume(t *testing.T) {
 	_, err := Import(t.Context(), s, src, Options{Name: "x"})
 	check.Require(t, err != nil && strings.Contains(err.Error(), "connection lost"), "%v", err)
 	_, err = s.FindImage("x")
-	check.That(t, code(err) == "no-such-image", "the incomplete image: %v", err)
+	check.That(t, result.CodeOf(err) == "no-such-image", "the incomplete image: %v", err)
 	found := s.Sweep(false)
 	check.That(t, len(found) == 0, "cleanup removed %+v", found)
 	src.left, src.read = 100, nil
@@ -245,7 +246,7 @@ func TestShared(t *testing.T) {
 	_, err = s.FindImage("b")
 	check.OK(t, err)
 	err = s.RemoveImage(a.Digest)
-	check.That(t, code(err) == "in-use", "%v", err) // treeOf holds it
+	check.That(t, result.CodeOf(err) == "in-use", "%v", err) // treeOf holds it
 }
 
 // Cleanup removes an expired image with its names, layers and trees, unless a sandbox uses it.
@@ -256,7 +257,7 @@ func TestExpired(t *testing.T) {
 	check.Must(t, err)
 	time.Sleep(time.Until(expiry(t, m)))
 	_, err = s.FindImage("x")
-	check.That(t, code(err) == "no-such-image" && strings.Contains(err.Error(), "has expired"), "%v", err)
+	check.That(t, result.CodeOf(err) == "no-such-image" && strings.Contains(err.Error(), "has expired"), "%v", err)
 	u, err := s.Unpacked(snapshots.ImageKey(m.Digest, uint32(os.Getuid()), uint32(os.Getgid())))
 	check.Must(t, err)
 	s.Sweep(false)

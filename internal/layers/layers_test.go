@@ -24,14 +24,6 @@ import (
 
 var plenty = Count{Bytes: 1 << 30, Entries: 100000}
 
-func code(err error) string {
-	var e *result.Error
-	if !errors.As(err, &e) {
-		return ""
-	}
-	return e.Code
-}
-
 func open(t testing.TB, dir string) *os.File {
 	t.Helper()
 	f, err := os.Open(dir)
@@ -137,9 +129,9 @@ func TestPackUnpack(t *testing.T) {
 	got, err = Check(bytes.NewReader(text), plenty)
 	check.That(t, err == nil && got.Entries == c.Entries, "%+v %v", got, err)
 	_, err = Unpack(bytes.NewReader(text), open(t, t.TempDir()), nil, Count{Bytes: int64(len(text)) - 1, Entries: c.Entries})
-	check.That(t, code(err) == "damaged", "too many bytes: %v", err)
+	check.That(t, result.CodeOf(err) == "damaged", "too many bytes: %v", err)
 	_, err = Check(bytes.NewReader(text), Count{Bytes: int64(len(text)), Entries: c.Entries - 1})
-	check.That(t, code(err) == "damaged", "too many entries: %v", err)
+	check.That(t, result.CodeOf(err) == "damaged", "too many entries: %v", err)
 }
 
 // Packing drops sockets, named pipes, special bits and attributes, and does not block.
@@ -160,7 +152,7 @@ func TestPackDrops(t *testing.T) {
 	check.That(t, err != nil, "%d bytes of an attribute", n)
 	for _, most := range []Count{{Bytes: 100, Entries: 10}, {Bytes: 1 << 20}} {
 		_, err := Pack(t.Context(), open(t, dir), io.Discard, most)
-		check.That(t, code(err) == "too-large", "%+v: %v", most, err)
+		check.That(t, result.CodeOf(err) == "too-large", "%+v: %v", most, err)
 	}
 }
 
@@ -182,7 +174,7 @@ func TestPackBounds(t *testing.T) {
 			var b bytes.Buffer
 			c, err := Pack(t.Context(), open(t, dir), &b, plenty)
 			if refused = err != nil; refused {
-				check.That(t, code(err) == "too-large", "%s: %d: %v", name, n, err)
+				check.That(t, result.CodeOf(err) == "too-large", "%s: %d: %v", name, n, err)
 				continue
 			}
 			_, err = Unpack(&b, open(t, t.TempDir()), nil, Count{Bytes: c.Bytes, Entries: c.Entries})
@@ -266,7 +258,7 @@ func TestUnpackHostile(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			inside, root := within(t)
 			_, err := Unpack(bytes.NewReader(archive(headers)), open(t, inside), nil, plenty)
-			check.That(t, code(err) == "damaged", "accepted, or not refused in a line: %v", err)
+			check.That(t, result.CodeOf(err) == "damaged", "accepted, or not refused in a line: %v", err)
 			untouched(t, root)
 		})
 	}
@@ -315,7 +307,7 @@ func TestZstd(t *testing.T) {
 	r, err := NewReader(strings.NewReader("\x28\xb5\x2f\xfd no such thing"))
 	check.Must(t, err)
 	_, err = io.ReadAll(r)
-	check.That(t, code(err) == "damaged", "%v", err)
+	check.That(t, result.CodeOf(err) == "damaged", "%v", err)
 	r.Close()
 }
 

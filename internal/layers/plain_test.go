@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/tests/check"
 )
 
@@ -41,7 +42,7 @@ func TestPlainBounds(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := Plain(&again{text: tt.text}, open(t, t.TempDir()), io.Discard, nil, tt.most)
-			check.That(t, (code(err) == "damaged" || code(err) == "too-large") && strings.Contains(err.Error(), tt.want), "%v", err)
+			check.That(t, (result.CodeOf(err) == "damaged" || result.CodeOf(err) == "too-large") && strings.Contains(err.Error(), tt.want), "%v", err)
 		})
 	}
 }
@@ -67,7 +68,7 @@ func FuzzPlain(f *testing.F) {
 					return "", false
 				}
 				if err := Merge(root, layer, &changes, nil); err != nil {
-					check.Require(t, code(err) == "damaged", "%v", err)
+					check.Require(t, result.CodeOf(err) == "damaged", "%v", err)
 					return "", false
 				}
 			}

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/snapshots"
 	"github.com/sbxrun/sbxrun/tests/check"
 )
@@ -78,7 +79,7 @@ func TestEqualSnapshots(t *testing.T) {
 	for ; err == nil && n < 10; n++ {
 		_, err = taken(s, open(t, from), "", 0, room)
 	}
-	check.That(t, code(err) == "quota-disk" && s.Used() <= room, "%d: %v, %d bytes", n, err, s.Used())
+	check.That(t, result.CodeOf(err) == "quota-disk" && s.Used() <= room, "%d: %v, %d bytes", n, err, s.Used())
 }
 
 func TestStore(t *testing.T) {
@@ -89,12 +90,12 @@ func TestStore(t *testing.T) {
 	n := entries(t, dir, "layers")
 	check.That(t, len(n) == 1 && n[0] == one.Trees[0].Layers[0].SHA256+".tar.zst", "equal layers are stored as %q", n)
 	_, err := taken(s, open(t, from), "one", 0, most)
-	check.That(t, code(err) == "name-in-use", "a name twice: %v", err)
+	check.That(t, result.CodeOf(err) == "name-in-use", "a name twice: %v", err)
 	_, err = taken(s, open(t, from), "no/name", 0, most)
-	check.That(t, code(err) == "usage", "%v", err)
+	check.That(t, result.CodeOf(err) == "usage", "%v", err)
 	check.Must(t, os.WriteFile(filepath.Join(from, "more"), []byte("more"), 0o600))
 	_, err = taken(s, open(t, from), "three", 0, s.Used())
-	check.That(t, code(err) == "quota-disk" || code(err) == "too-large", "no room: %v", err)
+	check.That(t, result.CodeOf(err) == "quota-disk" || result.CodeOf(err) == "too-large", "no room: %v", err)
 	n = entries(t, dir, "tmp")
 	check.That(t, len(n) == 0, "left: %q", n)
 	m, err := s.Find("one")
@@ -162,10 +163,10 @@ func TestExpire(t *testing.T) {
 	m := take(t, s, from, "short", time.Millisecond)
 	time.Sleep(2 * time.Millisecond) // times have a resolution of 1 ms
 	_, err := s.Find("short")
-	check.That(t, code(err) == "not-found" && strings.Contains(err.Error(), "expired"), "%v", err)
+	check.That(t, result.CodeOf(err) == "not-found" && strings.Contains(err.Error(), "expired"), "%v", err)
 	next := take(t, s, from, "short", 0) // reuses the name
 	_, err = s.Find(m.ID)
-	check.That(t, code(err) == "not-found", "%v", err)
+	check.That(t, result.CodeOf(err) == "not-found", "%v", err)
 	found := s.Sweep(false)
 	check.That(t, len(found) == 0, "%v", found)
 	check.Must(t, s.Remove(next))
@@ -209,7 +210,7 @@ func TestImportTooLarge(t *testing.T) {
 	other, dir := newStore(t)
 	in := bytes.NewReader(b.Bytes())
 	_, err := Import(other, in, "", 0, m.Size()-1)
-	check.That(t, code(err) == "quota-disk", "%v", err)
+	check.That(t, result.CodeOf(err) == "quota-disk", "%v", err)
 	read := b.Len() - in.Len()
 	check.That(t, read <= 1<<16 && len(entries(t, dir, "tmp")) == 0, "%d bytes were read", read)
 }
@@ -225,7 +226,7 @@ func TestExportImport(t *testing.T) {
 	check.Must(t, err)
 	check.That(t, got.Name == "one" && got.ID != m.ID && got.ExpiresAt == "" && got.Trees[0].Layers[0] == m.Trees[0].Layers[0], "%+v", got)
 	_, err = Import(other, bytes.NewReader(b.Bytes()), "", 0, most)
-	check.That(t, code(err) == "name-in-use", "twice: %v", err)
+	check.That(t, result.CodeOf(err) == "name-in-use", "twice: %v", err)
 	again, err := Import(other, bytes.NewReader(b.Bytes()), "two", time.Hour, most)
 	check.Must(t, err)
 	check.That(t, again.ExpiresAt != "" && len(entries(t, dir, "layers")) == 1, "%+v", again)
@@ -238,7 +239,7 @@ func TestExportImport(t *testing.T) {
 	// A truncated archive is rejected and leaves nothing behind.
 	for n := 0; n < b.Len()-2048; n += 701 {
 		_, err := Import(other, bytes.NewReader(b.Bytes()[:n]), "cut", 0, most)
-		check.That(t, code(err) == "damaged", "cut after %d bytes of %d: %v", n, b.Len(), err)
+		check.That(t, result.CodeOf(err) == "damaged", "cut after %d bytes of %d: %v", n, b.Len(), err)
 	}
 	n := entries(t, dir, "tmp")
 	check.That(t, len(n) == 0 && len(entries(t, dir, "manifests")) == 2, "left: %q", n)
@@ -320,7 +321,7 @@ func TestImportHostile(t *testing.T) {
 			check.Must(t, w.Close())
 			s, dir := newStore(t)
 			_, err := Import(s, &b, "", 0, most)
-			check.That(t, code(err) == "damaged" || code(err) == "too-large", "accepted, or not refused in a line: %v", err)
+			check.That(t, result.CodeOf(err) == "damaged" || result.CodeOf(err) == "too-large", "accepted, or not refused in a line: %v", err)
 			for _, sub := range []string{"tmp", "layers", "manifests"} {
 				n := entries(t, dir, sub)
 				check.That(t, len(n) == 0, "left in %s: %q", sub, n)
@@ -350,7 +351,7 @@ func TestImportHostileLayers(t *testing.T) {
 		_, err = d.File.Seek(0, 0)
 		check.Must(t, err)
 		err = verify(d.File, []snapshots.Layer{{SHA256: sum, Size: size, Bytes: int64(len(text)), Entries: 10}})
-		check.That(t, code(err) == "damaged", "%s: %v", name, err)
+		check.That(t, result.CodeOf(err) == "damaged", "%s: %v", name, err)
 		check.Must(t, d.Close())
 		n := entries(t, dir, "tmp")
 		check.That(t, len(n) == 0, "left: %q", n)
@@ -377,12 +378,12 @@ func TestDamagedLayer(t *testing.T) {
 	clear(text[len(text)/2 : len(text)/2+64])
 	check.Must(t, os.WriteFile(at, text, 0o600))
 	err = Ensure(s, l, nil)
-	check.That(t, code(err) == "damaged", "%v", err)
+	check.That(t, result.CodeOf(err) == "damaged", "%v", err)
 	n := append(entries(t, dir, "tmp"), entries(t, dir, "trees")...)
 	check.That(t, len(n) == 0, "left: %q", n)
 	check.Must(t, os.Remove(at))
 	err = Ensure(s, l, nil)
-	check.That(t, code(err) == "damaged", "%v", err)
+	check.That(t, result.CodeOf(err) == "damaged", "%v", err)
 }
 
 // The store must be private to its owner.
@@ -390,11 +391,11 @@ func TestPrivate(t *testing.T) {
 	dir := t.TempDir()
 	check.Must(t, os.Chmod(dir, 0o755))
 	_, err := snapshots.Open(dir)
-	check.That(t, code(err) == "data", "%v", err)
+	check.That(t, result.CodeOf(err) == "data", "%v", err)
 	s, err := snapshots.Look(filepath.Join(dir, "none"))
 	check.Must(t, err)
 	_, err = s.Find("x")
-	check.That(t, code(err) == "not-found", "%v", err)
+	check.That(t, result.CodeOf(err) == "not-found", "%v", err)
 	found := s.Sweep(false)
 	check.That(t, len(found) == 0, "%v", found)
 	_, err = s.NewFile()

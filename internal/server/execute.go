@@ -336,7 +336,7 @@ func (s *Server) writeFile(ctx context.Context, dir *workspace.Dir, ex *executio
 // stored opens a file of the content store. If only another node has the file, it copies it first.
 func (s *Server) stored(ctx context.Context, tenant, id string) (*os.File, int64, error) {
 	f, size, err := s.files.Get(tenant, id)
-	if e := (*result.Error)(nil); s.elsewhere == nil || !errors.As(err, &e) || e.Code != string(api.NoSuchFile) {
+	if s.elsewhere == nil || result.CodeOf(err) != string(api.NoSuchFile) {
 		return f, size, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)

@@ -48,13 +48,6 @@ func seen(t testing.TB, w *Walk, fd int) (text string, err error) {
 	return text, nil
 }
 
-func code(err error) string {
-	if e := (*result.Error)(nil); errors.As(err, &e) {
-		return e.Code
-	}
-	return ""
-}
-
 // A walk returns entries of every type and name, and does not block.
 func TestWalk(t *testing.T) {
 	dir := t.TempDir()
@@ -106,10 +99,10 @@ func TestBounds(t *testing.T) {
 		w := *plenty
 		change(&w)
 		_, err := seen(t, &w, fd)
-		check.That(t, code(err) == "too-large", "%s: %v", name, err)
+		check.That(t, result.CodeOf(err) == "too-large", "%s: %v", name, err)
 		// An exceeded bound stays exceeded.
 		_, err = seen(t, &w, fd)
-		check.That(t, code(err) == "too-large", "%s: again: %v", name, err)
+		check.That(t, result.CodeOf(err) == "too-large", "%s: again: %v", name, err)
 	}
 	for name, change := range map[string]func(*Walk){
 		"depth": func(w *Walk) { w.Depth = 20 },
@@ -257,9 +250,9 @@ func TestArchive(t *testing.T) {
 	got, want := read(t, b.Bytes()), "0 \"a\" \"\" longer\x00\x00\n0 \"other\" \"\" longer\x00\x00\n"
 	check.That(t, got == want, "%q, want %q", got, want)
 	err = NewLayer(io.Discard, 1000).File("a", f, &unix.Stat_t{Size: 1001, Blocks: 2})
-	check.That(t, code(err) == "too-large", "large: %v", err)
+	check.That(t, result.CodeOf(err) == "too-large", "large: %v", err)
 	err = NewArchive(io.Discard, 0).File("a", f, &unix.Stat_t{Size: math.MaxInt64})
-	check.That(t, code(err) == "too-large", "holes: %v", err)
+	check.That(t, result.CodeOf(err) == "too-large", "holes: %v", err)
 }
 
 // WriteNew writes a complete file or none, and replaces nothing.

@@ -93,7 +93,7 @@ func (d *Dir) mkdir(name string, mode uint32, left *int) error {
 	if err == nil {
 		return f.Close()
 	}
-	if e := (*result.Error)(nil); !errors.As(err, &e) || e.Code != "no-such-file" {
+	if result.CodeOf(err) != "no-such-file" {
 		return err
 	}
 	dir, base := path.Split(name)
@@ -129,7 +129,7 @@ func (d *Dir) Reserve(name string, left int) error {
 	if err == nil {
 		return f.Close()
 	}
-	if e := (*result.Error)(nil); !errors.As(err, &e) || e.Code != "no-such-file" {
+	if result.CodeOf(err) != "no-such-file" {
 		return err
 	}
 	if left--; left < 0 {

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/safeopen"
 	"github.com/sbxrun/sbxrun/tests/check"
 )
@@ -151,12 +152,12 @@ func TestTransferReplaces(t *testing.T) {
 		os.Symlink(fmt.Sprintf("/proc/self/fd/%d", opened.Fd()), dir+"/host/to-open")))
 	for _, name := range []string{"fifo", "to-fifo", "to-null", "to-open"} {
 		err := carry(new(Transfer), inside, "/f", outside(), dir+"/host/"+name)
-		check.That(t, code(err) == "usage", "%s: %v", name, err)
+		check.That(t, result.CodeOf(err) == "usage", "%s: %v", name, err)
 		st, err := os.Lstat(dir + "/host/" + name)
 		check.That(t, err == nil && !st.Mode().IsRegular(), "%s was replaced: %v", name, err)
 	}
 	err = carry(new(Transfer), inside, "/d", outside(), dir+"/host")
-	check.That(t, code(err) == "usage", "in a tree: %v", err)
+	check.That(t, result.CodeOf(err) == "usage", "in a tree: %v", err)
 	for _, name := range []string{"to-file", "to-none", "file"} {
 		check.Must(t, carry(new(Transfer), inside, "/f", outside(), dir+"/host/"+name))
 		st, err := os.Lstat(dir + "/host/" + name)
@@ -172,13 +173,13 @@ func TestTransferBounds(t *testing.T) {
 	write(t, dir+"/box/t/a", "12345")
 	write(t, dir+"/box/t/b", "12345")
 	err := carry(&Transfer{Max: Quota{Bytes: 9}}, inside, "/t", outside(), dir+"/host/x")
-	check.That(t, code(err) == "too-large", "%v", err)
+	check.That(t, result.CodeOf(err) == "too-large", "%v", err)
 	err = carry(&Transfer{Max: Quota{Entries: 2}}, inside, "/t", outside(), dir+"/host/y")
-	check.That(t, code(err) == "too-large", "%v", err)
+	check.That(t, result.CodeOf(err) == "too-large", "%v", err)
 	check.OK(t, carry(&Transfer{Max: Quota{Entries: 100}}, inside, "/t", outside(), dir+"/box/t"), "into itself")
 	check.Must(t, unix.Mkfifo(dir+"/box/fifo", 0o600))
 	_, err = inside.Source("/fifo")
-	check.That(t, code(err) == "usage", "%v", err)
+	check.That(t, result.CodeOf(err) == "usage", "%v", err)
 }
 
 // A tree of the maximum depth can also be copied as a tar stream.

@@ -33,14 +33,6 @@ func open(t testing.TB) (d *Dir, root string) {
 	return d, root
 }
 
-func code(err error) string {
-	var e *result.Error
-	if !errors.As(err, &e) {
-		return ""
-	}
-	return e.Code
-}
-
 func TestClean(t *testing.T) {
 	for name, want := range map[string]string{
 		"a": "a", "./a": "a", "a/": "a", "a/b": "a/b", ".": ".", "./": ".", "...": "...", "a..b": "a..b",
@@ -73,9 +65,9 @@ func TestLinks(t *testing.T) {
 	check.That(t, err == nil, "what the link led to was removed")
 	check.Must(t, unix.Mkfifo(filepath.Join(root, "inside", "fifo"), 0o600))
 	_, _, err = d.Get("fifo")
-	check.That(t, code(err) == "usage", "a FIFO: %v", err)
+	check.That(t, result.CodeOf(err) == "usage", "a FIFO: %v", err)
 	_, err = d.Put("fifo", strings.NewReader("x"), 10, 0o600)
-	check.That(t, code(err) == "usage", "a FIFO: %v", err)
+	check.That(t, result.CodeOf(err) == "usage", "a FIFO: %v", err)
 }
 
 func TestPut(t *testing.T) {
@@ -92,7 +84,7 @@ func TestPut(t *testing.T) {
 	_, err = d.Put("a/b/c", strings.NewReader("whole"), 5, 0o640)
 	check.OK(t, err)
 	_, err = d.Put("a/b/c", strings.NewReader("too long"), 5, 0o640)
-	check.That(t, code(err) == "too-large", "%v", err)
+	check.That(t, result.CodeOf(err) == "too-large", "%v", err)
 	broken := errors.New("broken off")
 	_, err = d.Put("a/b/c", io.MultiReader(strings.NewReader("x"), iotest.ErrReader(broken)), 5, 0o640)
 	check.That(t, err == broken, "%v", err)
@@ -105,11 +97,11 @@ func TestPut(t *testing.T) {
 	names, err := os.ReadDir(filepath.Dir(file))
 	check.That(t, err == nil && len(names) == 2, "left: %v %v", names, err)
 	_, err = d.Put("a", strings.NewReader("x"), 5, 0o640)
-	check.That(t, code(err) == "usage", "over a directory: %v", err)
+	check.That(t, result.CodeOf(err) == "usage", "over a directory: %v", err)
 	err = d.Remove("a")
-	check.That(t, code(err) == "usage", "a directory that is not empty: %v", err)
+	check.That(t, result.CodeOf(err) == "usage", "a directory that is not empty: %v", err)
 	err = d.Remove("none")
-	check.That(t, code(err) == "no-such-file", "%v", err)
+	check.That(t, result.CodeOf(err) == "no-such-file", "%v", err)
 }
 
 // A packed directory can be unpacked again.
@@ -122,7 +114,7 @@ func TestPackUnpack(t *testing.T) {
 	var b bytes.Buffer
 	check.Must(t, d.Pack(&b, ".", Quota{Bytes: 1 << 20, Entries: 100}))
 	err := d.Pack(&bytes.Buffer{}, ".", Quota{Bytes: 1 << 20, Entries: 4})
-	check.That(t, code(err) == "too-large", "%v", err)
+	check.That(t, result.CodeOf(err) == "too-large", "%v", err)
 	other, root := open(t)
 	check.Must(t, other.Unpack(bytes.NewReader(b.Bytes()), Quota{Bytes: 100, Entries: 10}))
 	text, err := os.ReadFile(filepath.Join(root, "inside/d/e/c"))
@@ -131,7 +123,7 @@ func TestPackUnpack(t *testing.T) {
 	check.That(t, err == nil && st.Mode().Perm()&0o100 != 0, "%v %v", st, err)
 	check.Must(t, os.Truncate(filepath.Join(from, "inside/a"), 1<<40))
 	err = d.Pack(io.Discard, ".", Quota{Bytes: 1 << 20, Entries: 100})
-	check.That(t, code(err) == "too-large", "a file of holes: %v", err)
+	check.That(t, result.CodeOf(err) == "too-large", "a file of holes: %v", err)
 }
 
 // Unpack accepts archives of tar(1) with duplicate files, a FIFO, holes (-S), and a closed directory.
@@ -178,7 +170,7 @@ func FuzzUnpack(f *testing.F) {
 		d, root := open(t)
 		q := Quota{Bytes: 1000, Entries: 8}
 		err := d.Unpack(bytes.NewReader(stream), q)
-		check.That(t, err == nil || code(err) != "", "an error without a code: %v", err)
+		check.That(t, err == nil || result.CodeOf(err) != "", "an error without a code: %v", err)
 		bytes, entries := int64(0), -3 // existing entries
 		err = filepath.WalkDir(root, func(name string, e os.DirEntry, err error) error {
 			if err != nil {
@@ -216,7 +208,7 @@ func TestManyEntries(t *testing.T) {
 		}()
 		const most = 100
 		err := d.Unpack(r, Quota{Bytes: 1 << 20, Entries: most})
-		check.That(t, code(err) == "too-large", "%s: %v", name, err)
+		check.That(t, result.CodeOf(err) == "too-large", "%s: %v", name, err)
 		r.Close()
 		n := <-wrote
 		check.That(t, n <= most+1, "%s: %d entries were read", name, n)
@@ -240,6 +232,6 @@ func TestReserve(t *testing.T) {
 		{"a/b/c", 2, "quota-disk"}, {"a/b/c", 2, ""}, {"a/b", 0, ""}, {"a/b/c", 0, "quota-disk"}, {"x", 0, "quota-disk"}, {"../x", 9, "usage"},
 	} {
 		err := d.Reserve(test.name, test.left)
-		check.That(t, code(err) == test.code, "%s, %d: %v", test.name, test.left, err)
+		check.That(t, result.CodeOf(err) == test.code, "%s, %d: %v", test.name, test.left, err)
 	}
 }
