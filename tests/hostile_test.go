@@ -281,9 +281,10 @@ func TestStoppedExitInTime(t *testing.T) {
 		check.Must(t, err)
 		defer read.Close()
 		defer write.Close()
-		timeout, begin := harness.Scaled(1500*time.Millisecond), time.Now()
+		timeout := harness.Scaled(1500 * time.Millisecond)
 		p := harness.Start(t, harness.Options{Attr: job, Stdin: read}, "--timeout", timeout.String(), "sh", "-c", "echo up; read line; exit 7")
 		p.WaitOutput("up\n")
+		begin := time.Now()
 		payload := p.Role(harness.RolePayload)
 		p.Signal(sig)
 		if sig == unix.SIGTSTP {
