@@ -191,7 +191,7 @@ func TestExecWhileStarting(t *testing.T) {
 func TestExecSignal(t *testing.T) {
 	t.Parallel()
 	b := harness.NewState(t).Sandbox(harness.Options{}, "/fixtures/term-handler")
-	w := newWitness(b)
+	w := newWitness(t, b)
 	for _, sig := range endSignals {
 		p := b.StartExec(harness.Options{}, nil, "/fixtures/tree-daemon")
 		p.WaitOutput("ready 2\n")
@@ -322,7 +322,7 @@ func reversed(s string) string {
 func TestExecsApart(t *testing.T) {
 	t.Parallel()
 	b := harness.NewState(t).Sandbox(harness.Options{}, "sleep", "600")
-	w := newWitness(b)
+	w := newWitness(t, b)
 	r := b.Exec(harness.Options{}, nil, "python3", "-c", `
 import os
 for pid in range(1, 3000):
