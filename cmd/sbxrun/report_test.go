@@ -242,8 +242,7 @@ func TestReportWriteFails(t *testing.T) {
 	check.Must(t, err)
 	err = os.Mkdir(dir+"/r.json", 0o755)
 	check.Must(t, err) // cannot be replaced by a file
-	var e *result.Error
 	err = r.report(rep)
-	check.That(t, errors.As(err, &e) && e.Code == "report", "got %v", err)
+	check.That(t, result.CodeOf(err) == "report", "got %v", err)
 	check.NoDiff(t, cmp.Diff(map[string]string{"r.json": fs.ModeDir.String()}, contents(t, dir)), "(-want +got)")
 }

@@ -343,7 +343,7 @@ func (s *session) ask(keys string) string {
 	s.t.Helper()
 	_, err := s.ptmx.WriteString(keys)
 	check.Require(s.t, err == nil, "%v", err)
-	_ = s.ptmx.SetReadDeadline(time.Now().Add(30 * time.Second)) // instead of go test's timeout
+	_ = s.ptmx.SetReadDeadline(time.Now().Add(3 * time.Minute)) // instead of go test's timeout
 	for {
 		if _, after, ok := bytes.Cut(s.pending, []byte{1}); ok {
 			if answer, rest, ok := bytes.Cut(after, []byte{2}); ok {

@@ -301,7 +301,7 @@ func TestApplyTheirs(t *testing.T) {
 			close(begun)
 			_, err := tree.Apply(context.Background(), list, Options{Delete: true})
 			<-done
-			if e := (*result.Error)(nil); errors.As(err, &e) && e.Code == "conflict" {
+			if result.CodeOf(err) == "conflict" {
 				conflicts++
 			} else if err != nil {
 				t.Errorf("%s: %v", name, err)

@@ -560,9 +560,8 @@ func TestLimits(t *testing.T) {
 	if _, err := limits.For(limits.Request{Memory: 1 << 20, Pids: 10, CPUs: 1}, true, nil, limits.Request{}); err != nil {
 		r := take(t, p, "a")
 		defer r.Give()
-		var e *result.Error
 		_, err := r.Start(t.Context(), slot.Command{Args: []string{"true"}, Options: supervise.Options{Limits: limits.Request{Pids: 10}}})
-		check.That(t, errors.As(err, &e) && e.Code == "limit", "%v", err)
+		check.That(t, result.CodeOf(err) == "limit", "%v", err)
 		return
 	}
 	for range 2 {
