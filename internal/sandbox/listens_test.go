@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 const heading = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
@@ -50,18 +52,16 @@ func TestTable(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			for _, r := range []io.Reader{strings.NewReader(test.table), iotest.OneByteReader(strings.NewReader(test.table))} {
-				if got, err := listens(r, 8080); got != test.want || err != nil {
-					t.Errorf("%t, %v; want %t", got, err, test.want)
-				}
+				got, err := listens(r, 8080)
+				check.That(t, got == test.want && err == nil, "%t, %v; want %t", got, err, test.want)
 			}
 		})
 	}
 }
 
 func TestTableErrors(t *testing.T) {
-	if got, err := listens(iotest.TimeoutReader(iotest.OneByteReader(strings.NewReader(heading))), 1); got || !errors.Is(err, iotest.ErrTimeout) {
-		t.Errorf("%t, %v; want the error of reading", got, err)
-	}
+	got, err := listens(iotest.TimeoutReader(iotest.OneByteReader(strings.NewReader(heading))), 1)
+	check.That(t, !got && errors.Is(err, iotest.ErrTimeout), "%t, %v; want the error of reading", got, err)
 }
 
 // lookup reads the tables that exist, up to a bound.
@@ -88,13 +88,10 @@ func TestLookup(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			dir := t.TempDir()
 			for name, table := range test.tables {
-				if err := os.WriteFile(filepath.Join(dir, name), []byte(table), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				check.Must(t, os.WriteFile(filepath.Join(dir, name), []byte(table), 0o600))
 			}
-			if got, err := lookup(dir, 8080); got != test.want || !errors.Is(err, test.err) {
-				t.Errorf("%t, %v; want %t, %v", got, err, test.want, test.err)
-			}
+			got, err := lookup(dir, 8080)
+			check.That(t, got == test.want && errors.Is(err, test.err), "%t, %v; want %t, %v", got, err, test.want, test.err)
 		})
 	}
 }
@@ -107,30 +104,24 @@ func FuzzTable(f *testing.F) {
 	f.Fuzz(func(t *testing.T, table string, port uint16) {
 		row := fmt.Sprintf("0: 0100007F:%04X 00000000:0000 0A", port)
 		found, err := listens(strings.NewReader(table), port)
-		if found && (err != nil || !strings.Contains(table, row[11:16])) {
-			t.Errorf("found port %d, %v", port, err)
-		}
-		if found, again := listens(strings.NewReader(table+"\n"+row), port); !found && (err == nil || again == nil) {
-			t.Errorf("port %d not found, %v, %v", port, err, again)
-		}
+		check.That(t, !found || err == nil && strings.Contains(table, row[11:16]), "found port %d, %v", port, err)
+		found, again := listens(strings.NewReader(table+"\n"+row), port)
+		check.That(t, found || err != nil && again != nil, "port %d not found, %v, %v", port, err, again)
 	})
 }
 
 func listen(t *testing.T, network, address string) (l net.Listener, port uint16) {
 	t.Helper()
 	l, err := net.Listen(network, address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	t.Cleanup(func() { l.Close() })
 	return l, uint16(l.Addr().(*net.TCPAddr).Port)
 }
 
-func check(t *testing.T, pid int, port uint16, want bool) {
+func expect(t *testing.T, pid int, port uint16, want bool) {
 	t.Helper()
-	if got, err := listensOn(pid, port); got != want || err != nil {
-		t.Errorf("process %d, port %d: %t, %v; want %t", pid, port, got, err, want)
-	}
+	got, err := listensOn(pid, port)
+	check.That(t, got == want && err == nil, "process %d, port %d: %t, %v; want %t", pid, port, got, err, want)
 }
 
 func TestListens(t *testing.T) {
@@ -140,22 +131,18 @@ func TestListens(t *testing.T) {
 				return // no IPv6 here
 			}
 			l, port := listen(t, test[0], test[1])
-			check(t, os.Getpid(), port, true)
+			expect(t, os.Getpid(), port, true)
 
 			// The remains of a connection have the port without listening.
 			c, err := net.Dial("tcp", l.Addr().String())
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.Must(t, err)
 			defer c.Close()
-			check(t, os.Getpid(), uint16(c.LocalAddr().(*net.TCPAddr).Port), false)
+			expect(t, os.Getpid(), uint16(c.LocalAddr().(*net.TCPAddr).Port), false)
 			s, err := l.Accept()
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.Must(t, err)
 			defer s.Close()
 			l.Close()
-			check(t, os.Getpid(), port, false)
+			expect(t, os.Getpid(), port, false)
 		})
 	}
 }
@@ -179,32 +166,24 @@ func TestListensElsewhere(t *testing.T) {
 		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}},
 	}
 	in, err := c.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	out, err := c.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
+	check.Must(t, c.Start())
 	t.Cleanup(func() { in.Close(); c.Wait() })
 	var theirs uint16
-	if _, err := fmt.Fscanf(out, "port %d\n", &theirs); err != nil {
-		t.Fatal(err)
-	}
+	_, err = fmt.Fscanf(out, "port %d\n", &theirs)
+	check.Must(t, err)
 
-	check(t, c.Process.Pid, theirs, true)
-	check(t, os.Getpid(), ours, true)
-	check(t, c.Process.Pid, ours, false)
-	check(t, os.Getpid(), theirs, false)
+	expect(t, c.Process.Pid, theirs, true)
+	expect(t, os.Getpid(), ours, true)
+	expect(t, c.Process.Pid, ours, false)
+	expect(t, os.Getpid(), theirs, false)
 	pid := c.Process.Pid
 	in.Close()
 	c.Wait()
-	if got, err := listensOn(pid, theirs); got || !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("process gone: %t, %v", got, err)
-	}
+	got, err := listensOn(pid, theirs)
+	check.That(t, !got && errors.Is(err, os.ErrNotExist), "process gone: %t, %v", got, err)
 }
 
 func TestProbe(t *testing.T) {
@@ -236,18 +215,15 @@ func TestProbe(t *testing.T) {
 				}
 				return false, nil
 			})
-			if err != test.want || tries != test.tries {
-				t.Errorf("%v after %d tries, want %v after %d", err, tries, test.want, test.tries)
-			}
+			check.That(t, err == test.want && tries == test.tries, "%v after %d tries, want %v after %d", err, tries, test.want, test.tries)
 		})
 	}
 
 	// However long the interval is, neither the first call nor the cause waits for it.
 	ctx, cancel := context.WithCancelCause(t.Context())
-	if err := Poll(ctx, time.Hour, func(context.Context) (bool, error) {
+	err := Poll(ctx, time.Hour, func(context.Context) (bool, error) {
 		time.AfterFunc(time.Millisecond, func() { cancel(errTest) })
 		return false, nil
-	}); err != errTest {
-		t.Errorf("cancelled while it waits: %v", err)
-	}
+	})
+	check.Equal(t, err, errTest, "cancelled while it waits")
 }
