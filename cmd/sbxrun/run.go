@@ -102,9 +102,13 @@ func (r *runner) run() int {
 	}
 	r.bwrap = &result.ReportBwrap{Path: plan.Program.Path, Version: plan.Program.Version}
 	var counted *counters
+	held := r.Held
+	r.Held = func(ctx context.Context, c *supervise.Command) error {
+		counted = r.openCounters(r.flags.Net, c.Kept().Init) // a released command may end at once
+		return held(ctx, c)
+	}
 	if r.start() {
 		time.AfterFunc(soonSwept, func() { sweepQuickly("") })
-		counted = r.openCounters(r.flags.Net, r.Kept().Init)
 		if !r.flags.Quiet {
 			warnPut(r.Parts.Files)
 		}
