@@ -341,24 +341,28 @@ func TestCPUQuota(t *testing.T) {
 	check.That(t, cpus != nil && cpus.Count() == 1, "CPUs %v", cpus)
 }
 
-// With a quota of 0.1 % of a CPU, Loosen removes it and a killed process dies.
+// With a quota of 0.1 % of a CPU, Loosen removes it and a killed process dies. The kernel may keep one waiting for seconds
+// for another reason, but not three.
 func TestTinyQuota(t *testing.T) {
-	g := made(t, false, Request{CPUs: 0.001}, "cpu")
-	if g == nil {
-		return
-	}
-	h := hold(t, "while :; do :; done")
-	add(t, g, h)
-	h.release(t)
-	for end := time.Now().Add(harness.Scaled(20 * time.Second)); !limit(t, g.Limits(0), "cpus").Hit; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%+v", g.Limits(0)) // never throttled
+	var ws syscall.WaitStatus
+	var took time.Duration
+	for range 3 {
+		g := made(t, false, Request{CPUs: 0.001}, "cpu")
+		if g == nil {
+			return
+		}
+		h := hold(t, "while :; do :; done")
+		add(t, g, h)
+		h.release(t)
+		harness.Until(t, harness.Bound, "a throttled process", func() bool { return limit(t, g.Limits(0), "cpus").Hit })
+		start := time.Now()
+		check.Must(t, g.Loosen())
+		ws, took = h.end(0), time.Since(start)
+		if took <= harness.Scaled(time.Second) {
+			break
 		}
 	}
-	start := time.Now()
-	check.Must(t, g.Loosen())
-	ws := h.end(0)
-	check.That(t, ws.Signal() == unix.SIGKILL && time.Since(start) <= harness.Scaled(time.Second), "ended with %v after %v", ws, time.Since(start))
+	check.That(t, ws.Signal() == unix.SIGKILL && took <= harness.Scaled(time.Second), "ended with %v after %v", ws, took)
 }
 
 func TestCPUTime(t *testing.T) {
