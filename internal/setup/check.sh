@@ -31,7 +31,7 @@ user() {
         [ "$slow" = 1 ] || rest="$later|"
         set -- "$@" -skip "$rest^Test($longest|$anyone)\$"
     fi
-    step "tests of the command as $who" $wide SBXRUN_SOAK="${SBXRUN_SOAK:-$soak}" "$suite" "as $who" $quick -p 3 -parallel 4 "$@" ./tests/faults ./tests/...
+    step "tests of the command as $who" $wide SBXRUN_SOAK="${SBXRUN_SOAK:-$soak}" "$suite" "as $who" $quick -p 3 -parallel 6 "$@" ./tests/faults ./tests/...
 }
 
 # shellcheck disable=SC2086 # lists of words

@@ -130,7 +130,7 @@ func TestQuick(t *testing.T) {
 	code, out := f.run("test.sh")
 	want := "ok  \tx/good\t0.1s\ntest: ok as uid 1000: 1 passed, 0 failed, 0 skipped\n"
 	check.That(t, code == 0 && out == want, "exit code %d: %s", code, out)
-	called := regexp.MustCompile(`^: test -v -count=1 -timeout 30m -trimpath -ldflags=-s -w -vet=off -p 3 -parallel 4 -short -skip \^Test\(([\w|]+)\)\$ \./tests/faults \./tests \./\.\.\.\n$`)
+	called := regexp.MustCompile(`^: test -v -count=1 -timeout 30m -trimpath -ldflags=-s -w -vet=off -p 3 -parallel 6 -short -skip \^Test\(([\w|]+)\)\$ \./tests/faults \./tests \./\.\.\.\n$`)
 	later := called.FindStringSubmatch(f.log())
 	check.Require(t, later != nil, "go %q, want %q", f.log(), called)
 	sources := sources(t)
@@ -323,7 +323,7 @@ func TestCheck(t *testing.T) {
 			log := f.log()
 			got, race := strings.Count(log, " -race "), tt.compiler == ""
 			check.That(t, got > 0 == race, "-race was given %d times: %s", got, log)
-			one, other := strings.Count(log, "50: test -v -count=1 -timeout 30m -ldflags=-s -vet=off -tags=check -p 3 -parallel 4 -run ^Test(ServeSoak"), strings.Count(log, "10: test -v -count=1 -timeout 30m -ldflags=-s -vet=off -tags=check -p 3 -parallel 4 -exec")
+			one, other := strings.Count(log, "50: test -v -count=1 -timeout 30m -ldflags=-s -vet=off -tags=check -p 3 -parallel 6 -run ^Test(ServeSoak"), strings.Count(log, "10: test -v -count=1 -timeout 30m -ldflags=-s -vet=off -tags=check -p 3 -parallel 6 -exec")
 			halves := strings.Count(tt.want, ": tests of the command")
 			check.That(t, one == 1 && one+other == halves, "the command was tested %d and %d times, want %d in all: %s", one, other, halves, log)
 		})
@@ -345,7 +345,7 @@ func TestSlowMachine(t *testing.T) {
 	f.env = append(f.env, "SBXRUN_TESTS_MACHINE=3")
 	_, out := f.run("check.sh")
 	const tests = "test -v -count=1 -timeout 30m -ldflags=-s -vet=off -tags=check "
-	for _, want := range []string{"\n10 18: " + tests + "-p 3 -parallel 4 -run ^Test(ServeSoak", "\n100 18: " + tests + "-run ^TestSoak$ ./tests/faults\n"} {
+	for _, want := range []string{"\n10 18: " + tests + "-p 3 -parallel 6 -run ^Test(ServeSoak", "\n100 18: " + tests + "-run ^TestSoak$ ./tests/faults\n"} {
 		check.That(t, strings.Contains(f.log(), want), "no %s in %s", want, f.log())
 	}
 	check.That(t, strings.Contains(out, "\ncheck: NOT ALL: this machine is 3 times slower than usual"), "it is not said: %s", out)

@@ -77,7 +77,7 @@ export CGO_ENABLED=0 GOFLAGS=-trimpath
 quick="-ldflags=-s -vet=off -tags=check" # lint.sh runs go vet
 
 . internal/setup/speed.sh
-# Factors for upper bounds of times. Tests of the command get more, because three packages run at once with four
+# Factors for upper bounds of times. Tests of the command get more, because three packages run at once with six
 # tests each.
 near=2
 [ "$slow" = 1 ] || near=6
