@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs the tests of all packages as the current user, in three minutes on a usual machine, with few
+# Runs the tests of all packages as the current user, in less than four minutes on a usual machine, with few
 # repetitions (SBXRUN_SOAK) and without the slow tests that check.sh adds.
 set -eu
 cd "$(dirname "$0")/../.."
