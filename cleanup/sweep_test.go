@@ -27,8 +27,8 @@ import (
 )
 
 // The tests create what crashes leave behind: records without a supervisor, and abandoned sandboxes. The processes
-// run this binary, with a role in sweepRole, and the program of a sandbox's PID 1. All run in a PID namespace of their
-// own, because root's sweeps end every abandoned sandbox: those of other packages' tests would end these, and the reverse.
+// run this binary, with a role in sweepRole, and the program of a sandbox's PID 1. All run in a separate PID namespace:
+// a sweep by root ends every abandoned sandbox that it sees, and other packages' tests sweep, too.
 const sweepRole = "SBXRUN_SWEEP_ROLE"
 
 func TestMain(m *testing.M) {

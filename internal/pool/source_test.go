@@ -39,7 +39,7 @@ func placeOf(t *testing.T, s *pool.Source, p slot.Policy) slot.Slot {
 	}
 }
 
-// A session, a call with limits of its own, and the server's own command get a cold slot, although a room is warm.
+// Sessions, calls with limits, and the server's commands get a cold slot even if a room is warm.
 func TestCold(t *testing.T) {
 	s := source(t, policy(t))
 	harness.Until(t, bound, "a warm room", func() bool { idle, _, _ := s.Rooms(); return idle > 0 })

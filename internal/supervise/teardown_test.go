@@ -158,7 +158,7 @@ func TestTeardownKeeperStopped(t *testing.T) {
 	sb, stdout := held(t, "setsid sleep 100 & echo up; sleep 100")
 	up(t, sb, stdout, 1)
 	check.Must(t, sb.Keeper.Signal(unix.SIGSTOP))
-	gone(t, sb, stdout, supervise.Teardown(&sb.Kept, time.Now().Add(8*time.Second))) // it takes all of it
+	gone(t, sb, stdout, supervise.Teardown(&sb.Kept, time.Now().Add(8*time.Second))) // waits until the deadline
 }
 
 // A keeper that still has children at the deadline ends later and does not stay as a zombie of this process.

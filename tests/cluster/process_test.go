@@ -135,7 +135,7 @@ func last(text string, n int) string {
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }
 
-// ready waits until a gateway is ready and knows a number of nodes. One that has tokens tells nobody how many.
+// ready waits until a gateway is ready and knows that many nodes. A gateway with tokens does not report the number.
 func (c *cluster) ready(g *gateway, nodes int) {
 	c.t.Helper()
 	get := func(path string) (int, string) {
