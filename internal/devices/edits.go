@@ -28,7 +28,7 @@ func (s *Set) add(name string, e *edits, common bool) error {
 	for _, pair := range e.Env {
 		v, err := values.ParsePair(pair)
 		if err != nil {
-			return fmt.Errorf("env %.80q: %w", pair, err)
+			return fmt.Errorf("env: %w", err)
 		}
 		s.Env.Put(v)
 	}

@@ -66,7 +66,7 @@ func ParseVars(text []byte, name string) ([]Var, error) {
 // ParsePair parses NAME=VALUE, without access to the environment of this process.
 func ParsePair(pair string) (Var, error) {
 	if !strings.Contains(pair, "=") {
-		return Var{}, fmt.Errorf("environment variable %q: want NAME=VALUE", pair)
+		return Var{}, fmt.Errorf("environment variable %.80q: want NAME=VALUE", pair)
 	}
 	v, _, err := ParseVar(pair)
 	return v, err
