@@ -237,7 +237,7 @@ func prepare(call *Call, timeout time.Duration) error {
 	}
 	for _, text := range texts {
 		if !utf8.ValidString(text) { // package json would modify it
-			return fmt.Errorf("%.40q is not UTF-8; only the content of a file may be anything", text)
+			return fmt.Errorf("%.40q is not UTF-8; only the content of a file may be other bytes", text)
 		}
 	}
 	if call.Timeout == 0 {
@@ -373,7 +373,7 @@ func (s *Status) whole() bool {
 }
 func (s *SessionStatus) whole() bool { return s.ID != "" }
 
-// request is one request. wait is how long its answer may take in addition to the margin.
+// request is an HTTP request. wait is the time allowed for its answer in addition to the margin.
 type request struct {
 	method, path, kind, key string
 	body                    []byte
@@ -450,7 +450,7 @@ func (c *Client) once(ctx context.Context, r request) (io.ReadCloser, error) {
 	if r.key != "" {
 		q.Header.Set("Idempotency-Key", r.key)
 	}
-	if token := strings.TrimSpace(c.Token); token != "" { // read from a file with a final newline
+	if token := strings.TrimSpace(c.Token); token != "" { // may come from a file that ends with a newline
 		q.Header.Set("Authorization", "Bearer "+token)
 	}
 	if c.Node != "" {
@@ -531,7 +531,7 @@ func (b *body) lost(err error) error {
 
 var errLate = errors.New("no answer in time")
 
-// late returns errLate if the bound is the reason, because the error would look like a cancellation.
+// late returns errLate if the bound was exceeded, because the error itself would look like a cancellation.
 func (b *body) late(err error) error {
 	if context.Cause(b.inner) == errLate {
 		return errLate

@@ -54,9 +54,9 @@ func (s *Session) Write(ctx context.Context, path string, data []byte, mode stri
 	return s.write(ctx, path, request{body: data}, mode)
 }
 
-// WriteStream is like Write, but reads the file piece by piece, so that it need not fit into memory.
-// It can be sent only once: a refusal for the moment is returned at once. After an error, another
-// goroutine may still be in a Read of r.
+// WriteStream is like Write, but reads the file piece by piece, so that it need not fit into memory. The file can be
+// sent only once, so a temporary refusal is returned at once. After an error, another goroutine may still be in a
+// Read of r.
 func (s *Session) WriteStream(ctx context.Context, path string, r io.Reader, mode string) error {
 	return s.write(ctx, path, request{stream: r}, mode)
 }
@@ -161,12 +161,13 @@ func process(c *Client, path, id string) *Process {
 	return &Process{ID: id, client: c, path: path + "/" + url.PathEscape(id)}
 }
 
-// Status returns the current state; with wait, when the command ends or after that time (at most a minute).
+// Status returns the current state. With wait, it returns when the command ends or that time (at most a minute) has
+// passed.
 func (p *Process) Status(ctx context.Context, wait time.Duration) (*Status, error) {
 	return answer[Status](ctx, p.client, http.MethodGet, fmt.Sprintf("%s?wait_ms=%d", p.path, wait.Milliseconds()), wait, nil)
 }
 
-// Wait waits for the end and returns the report, which has no output: that is in Output.
+// Wait waits for the command's end and returns the report, without the output, which Output yields.
 func (p *Process) Wait(ctx context.Context) (*Report, error) {
 	for {
 		s, err := p.Status(ctx, 30*time.Second)
@@ -244,9 +245,9 @@ func (p *Process) follow(ctx context.Context, stream string, from *int64, yield 
 	}
 }
 
-// Send writes to the stdin of a process of a session that was started with [Call.KeepStdin], and closes
-// it if end is set. It returns when the process has read everything except what fits into a pipe. If that
-// does not read for as long as the margin, the error is a [*Lost], and a part may have been written.
+// Send writes to the stdin of a process of a session that was started with [Call.KeepStdin], and closes it if end is
+// set. It returns when the process has read everything except what fits into a pipe. If the process reads nothing for
+// as long as the margin, the error is a [*Lost], and part of the data may have been written.
 func (p *Process) Send(ctx context.Context, data []byte, end bool) error {
 	query := ""
 	if end {
@@ -256,7 +257,7 @@ func (p *Process) Send(ctx context.Context, data []byte, end bool) error {
 	return err
 }
 
-// Signal signals all processes of the command. Only for processes of a session.
+// Signal signals all processes of the command, which must be a process of a session.
 func (p *Process) Signal(ctx context.Context, name string) error {
 	return p.client.json(ctx, http.MethodPost, p.path+"/signal", 0, map[string]string{"signal": name}, nil)
 }

@@ -23,8 +23,8 @@ type Call struct {
 	// KeepStdin keeps stdin open after Stdin, for [Process.Send]. Only for [Session.Start].
 	KeepStdin bool `json:"keep_stdin,omitempty"`
 
-	// Key is an optional idempotency key: a second request with the same key and body gets the first one's answer, while
-	// that runs and for ten minutes after its end (of Start: after it was accepted), and runs nothing. Not for
+	// Key is an optional idempotency key: a second request with the same key and body runs nothing and gets the first
+	// one's answer, while that one runs and for ten minutes after its end (for Start: after it was accepted). Not for
 	// streams.
 	Key string `json:"-"`
 }
@@ -98,12 +98,12 @@ type Outcome struct {
 	Files           []Collected `json:"files"`
 	Unmatched       []string    `json:"unmatched"` // patterns of Collect that matched no file
 	QueueMS         float64     `json:"queue_ms"`
-	TimeoutMS       float64     `json:"timeout_ms"` // that was in force
+	TimeoutMS       float64     `json:"timeout_ms"` // the effective timeout
 	Clamped         []string    `json:"clamped"`
 	RequestID       string      `json:"request_id"`
 }
 
-// Report is how a call has ended; docs/reference/report.md explains each member.
+// Report describes how a call ended; docs/reference/report.md explains each member.
 type Report struct {
 	Outcome
 	Version    int             `json:"version"`
@@ -130,18 +130,18 @@ type Report struct {
 type Parts struct {
 	Image    string   `json:"image,omitempty"` // name of one of Images
 	Overlay  *Overlay `json:"overlay,omitempty"`
-	Snapshot string   `json:"snapshot,omitempty"` // id or name of the one to begin from
+	Snapshot string   `json:"snapshot,omitempty"` // ID or name of the snapshot to begin from
 	Volumes  []Volume `json:"volumes,omitempty"`
 	Network  *Network `json:"network,omitempty"`
 }
 
-// Overlay is a directory of the server's that is shown as writable, and stays as it is.
+// Overlay is a writable view of a directory on the server, which does not change.
 type Overlay struct {
 	Name string `json:"name"`           // in the server's configuration
-	Path string `json:"path,omitempty"` // where it is shown; /work unless given
+	Path string `json:"path,omitempty"` // mount point; default: /work
 }
 
-// Volume is a directory that outlives sandboxes: one writes to it, or several read it.
+// Volume is a directory that outlives sandboxes. It has either one writer or several readers.
 type Volume struct {
 	Name     string `json:"name"`
 	Path     string `json:"path"`
@@ -153,7 +153,7 @@ type Network struct {
 	Allow []string `json:"allow"`
 }
 
-// Diff is how a session's overlay differs from the server's directory.
+// Diff describes how a session's overlay differs from the server's directory.
 type Diff struct {
 	Path     string   `json:"path"`
 	Changes  []Change `json:"changes"`
@@ -165,18 +165,18 @@ type Diff struct {
 // Change is one path at which the two differ.
 type Change struct {
 	Path     string `json:"path"`   // relative to the overlay
-	Change   string `json:"change"` // added, changed, deleted, or mode: other permissions alone
+	Change   string `json:"change"` // added, changed, deleted, or mode: only the permissions differ
 	Type     string `json:"type"`   // file, directory, link or other
-	Was      string `json:"was"`    // if it was another type
+	Was      string `json:"was"`    // previous type, if it was another one
 	Size     int64  `json:"size"`
 	Mode     string `json:"mode"`
 	WasMode  string `json:"was_mode"`
 	Target   string `json:"target"`   // of a link
 	Same     string `json:"same"`     // the first path of the same file
-	Conflict bool   `json:"conflict"` // the server's directory has changed there, too
+	Conflict bool   `json:"conflict"` // the server's directory has changed there as well
 	// HeldBack is true if programs on the host execute or trust such a file: review it before you copy it there.
 	HeldBack   bool `json:"held_back"`
-	Executable bool `json:"executable"` // now, and not before
+	Executable bool `json:"executable"` // has become executable
 	Outside    bool `json:"outside"`    // a link that may lead out of the overlay
 }
 
@@ -190,7 +190,7 @@ type Snapshot struct {
 	Path      string `json:"path"`
 	Layers    int    `json:"layers"`
 	Size      int64  `json:"size"`
-	Frozen    bool   `json:"frozen"` // the session was frozen meanwhile
+	Frozen    bool   `json:"frozen"` // the session was frozen while it was taken
 	LeftOut   int    `json:"left_out"`
 }
 
@@ -201,14 +201,14 @@ type Teardown struct {
 	Survivors []Survivor `json:"survivors"`
 }
 
-// Survivor is a process that may be left.
+// Survivor is a process that may still be running.
 type Survivor struct {
 	PID   int    `json:"pid"`
 	Comm  string `json:"comm"`
 	State string `json:"state"`
 }
 
-// CellAnswer is how a cell has ended; docs/concepts/cells.md explains each member.
+// CellAnswer describes how a cell ended; docs/concepts/cells.md explains each member.
 type CellAnswer struct {
 	Outcome
 	State            string       `json:"state"` // lost: the next cell begins with nothing defined
@@ -221,7 +221,7 @@ type CellAnswer struct {
 	Earlier          *Report      `json:"earlier"`
 }
 
-// CellResult is a value in all the media that it can be shown as, the plain text first.
+// CellResult is a value in all available media types, plain text first.
 type CellResult struct {
 	Kind      string   `json:"kind"`
 	Media     []Medium `json:"media"`
@@ -237,14 +237,14 @@ type Medium struct {
 	Error     string `json:"error"`
 }
 
-// Exception is why a cell has failed, as its language words it.
+// Exception is the error of a cell, in the words of its language.
 type Exception struct {
 	Name      string `json:"name"`
 	Message   string `json:"message"`
 	Traceback string `json:"traceback"`
 }
 
-// Event is a piece of a stream: of Name stdout or stderr with Data, and last report with Report.
+// Event is a piece of a stream: stdout or stderr with Data, or at the end report with Report.
 type Event struct {
 	Name   string
 	Data   []byte
@@ -256,7 +256,7 @@ type Status struct {
 	ID          string   `json:"id"`
 	State       string   `json:"state"`
 	CameAt      string   `json:"came_at"`
-	Started     bool     `json:"started"` // it has begun to run; if it has not, and has ended, it is safe to try again
+	Started     bool     `json:"started"` // whether it has begun to run; if it ended without, a retry is safe
 	StdoutBytes int64    `json:"stdout_bytes"`
 	StderrBytes int64    `json:"stderr_bytes"`
 	Report      *Report  `json:"report"`
@@ -302,13 +302,13 @@ type Entry struct {
 	ModTime    time.Time `json:"mtime"`
 }
 
-// Language is a language for code, with Cells also for cells.
+// Language is a language for code and, if Cells is set, for cells.
 type Language struct {
 	Name    string   `json:"name"`
 	Command []string `json:"command"`
 	File    string   `json:"file"`
 	Cells   bool     `json:"cells"`
-	Image   string   `json:"image"` // in which it runs; "" for the server's programs
+	Image   string   `json:"image"` // image in which it runs; "" for the server's programs
 }
 
 // Image is an image that calls and sessions can use.
