@@ -31,7 +31,7 @@ func TestEveryday(t *testing.T) {
 	t.Parallel()
 	const (
 		writes  = `python3 -c "open('made', 'w').write('x')"`
-		noWrite = `hint: if it was to write to the current directory, it could not; -w lets it write there`
+		noWrite = `hint: if it tried to write to the current directory, it could not; -w lets it write there`
 		noNet   = `hint: it tried to reach a network, and has none; --net allow=HOST lets it reach that host`
 		repo    = `git init -q . && git -c user.name=me -c user.email=me@example.org commit -q --allow-empty -m first && mkdir -p sub lib && echo lib >lib/file`
 		// program FILE COMMAND creates a program that executes another; link FILE TARGET.
@@ -85,7 +85,7 @@ func TestEveryday(t *testing.T) {
 		{name: "from the home directory", dir: "../home", setup: `mkdir -p $HOME`, args: []string{"true"}, code: 125, line: `error: .* is a home directory, with its keys and tokens; --cwd none starts in an empty directory; --ro-bind NAME shows a file or a directory of it`},
 		{name: "from the home directory, --cwd none", dir: "../home", setup: `mkdir -p $HOME`, args: []string{"--cwd", "none", "pwd"}, stdout: `^/home/sandbox$`},
 		{name: "from the home directory, a file of it", dir: "../home", setup: `mkdir -p $HOME; echo text >$HOME/f`, args: []string{"--cwd", "none", "--ro-bind", "f", "cat", "HOME/f"}, stdout: `^text$`},
-		{name: "nothing of the current directory", setup: `echo text >f`, args: []string{"--cwd", "none", "cat", "f"}, code: 1, line: `hint: if it was to read the current directory, it could not: its home is empty; --ro-bind NAME .*`},
+		{name: "nothing of the current directory", setup: `echo text >f`, args: []string{"--cwd", "none", "cat", "f"}, code: 1, line: `hint: if it tried to read the current directory, it could not: its home is empty; --ro-bind NAME .*`},
 
 		// Programs found by PATH.
 		{name: "a venv", setup: venv, path: "HERE/venv/bin", dir: "/usr", args: []string{"python3", "-c", ""}, line: `warning: python3 is /usr/bin/python3 in the sandbox, but HERE/venv/bin/python3 outside; use --tools for the latter, or give the full path`},
@@ -221,11 +221,11 @@ func TestEverydayExecHint(t *testing.T) {
 		argv string
 		want string // of the hint; "" for none
 	}{
-		{b, "touch new", "if it was to write to the current directory, it could not; at sbxrun start, -w lets it write there"},
+		{b, "touch new", "if it tried to write to the current directory, it could not; at sbxrun start, -w lets it write there"},
 		{b, "ls ../lib", `"` + top + `/lib" is not shown in the sandbox; at sbxrun start, --cwd-root ` + top + " shows it and the current directory"},
 		{b, "git log", "the repository begins above the current directory, and is not shown; at sbxrun start, --cwd-root " + top + " shows all of it"},
 		{w, "python3 -c import('socket').create_connection(('192.0.2.1',9))", "it tried to reach a network, and has none; at sbxrun start, --net allow=HOST lets it reach that host"},
-		{w, "cat f", "if it was to read the current directory, it could not: its home is empty; at sbxrun start, --ro-bind NAME shows a file or a directory"},
+		{w, "cat f", "if it tried to read the current directory, it could not: its home is empty; at sbxrun start, --ro-bind NAME shows a file or a directory"},
 		{b, "cat f", ""},
 		{b, "grep x f", ""},
 	} {

@@ -157,7 +157,7 @@ func (c *copying) one(source *workspace.Source, to *workspace.Root, dest string)
 		return c.done.Archive(source, output.Stdout, source.Base())
 	}
 	if source.IsDir() && !c.flags.Recursive {
-		return &result.Error{Code: "usage", Message: fmt.Sprintf("cp: %q is a directory", source.Name), Hint: "-r copies it with all that is in it"}
+		return &result.Error{Code: "usage", Message: fmt.Sprintf("cp: %q is a directory", source.Name), Hint: "-r copies it with its contents"}
 	}
 	dir, name, err := to.Target(dest, source, len(c.sources) > 1)
 	if err != nil {
@@ -231,23 +231,23 @@ func (c *copying) result() (output.Result, error) {
 	return output.Result{Value: v}, failed
 }
 
-// unread is about entries that could not be copied.
+// unread returns the error about entries that could not be read.
 func unread(left workspace.Left) error {
 	return first(left, "entry cannot be read", "entries cannot be read")
 }
 
-// special is about devices, FIFOs and sockets, which are not copied.
+// special returns the warning about devices, FIFOs and sockets, which are not copied.
 func special(left workspace.Left) error {
 	return first(left, "entry is left out", "entries are left out")
 }
 
-// outside is about symbolic links that were copied.
+// outside returns the warning about copied links that lead elsewhere.
 func outside(left workspace.Left) error {
 	return first(left,
 		"symbolic link was copied that leads elsewhere", "symbolic links were copied that lead elsewhere")
 }
 
-// first words a number of entries and the error of the first.
+// first describes a number of entries and the error of the first one.
 func first(left workspace.Left, one, several string) error {
 	if left.Count == 1 {
 		return fmt.Errorf("1 %s: %v", one, left.First)

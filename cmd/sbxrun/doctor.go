@@ -79,7 +79,7 @@ func printFindings(w io.Writer, rep doctor.Report) error {
 	case bad != nil:
 		fmt.Fprintf(&text, "sbxrun does not work here: %s: %s\n", bad.Name, bad.Cause)
 	default:
-		fmt.Fprintln(&text, "interrupted: nothing is known")
+		fmt.Fprintln(&text, "interrupted before a result was known")
 	}
 	if rep.Start != "" {
 		fmt.Fprintln(&text, "start this container like this:", strings.ReplaceAll(rep.Start, "\n", "\nor "))

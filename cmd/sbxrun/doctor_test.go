@@ -42,7 +42,7 @@ sbxrun does not work here: user namespace: it is so: the same
 `},
 		{"interrupted", doctor.Report{}, `
 
-interrupted: nothing is known
+interrupted before a result was known
 `},
 	}
 	for _, tt := range tests {

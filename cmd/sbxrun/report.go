@@ -19,13 +19,13 @@ import (
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
-// destination is where a report or a filter goes. It was writable before the command started.
+// destination is where a report or a filter goes. It is checked to be writable before the command starts.
 type destination struct {
 	what  string // such as "report", for errors
 	place string
 	file  *os.File // a descriptor, device or pipe, which cannot be replaced
-	// Otherwise a new file in dir replaces an old one, so that readers never see a part of it. It is created after the end
-	// of the sandbox, so that a command with access to the directory never sees it.
+	// Otherwise a new file in dir replaces an old one, so that readers never see a partial one. It is created after
+	// the end of the sandbox, so that a command with access to the directory never sees it.
 	dir *os.File
 }
 
@@ -76,7 +76,7 @@ func openDestination(flags any, flag, what, place string) (*destination, error) 
 var errPlanted = errors.New("it is not a regular file, and others could have put it there")
 
 // errTheirs is the error for a file that only its owner and root can replace.
-var errTheirs = errors.New("it is another user's, in a directory with the sticky bit")
+var errTheirs = errors.New("it belongs to another user, in a directory with the sticky bit")
 
 // openSpecial opens a device, a terminal or a named pipe. It returns nil for a regular file, an unused name and a
 // symbolic link, which the report replaces: a sandboxed command with access to the directory could have created the
@@ -272,7 +272,7 @@ func writeUnlessStalled(f *os.File, b []byte, hurry <-chan struct{}) error {
 	return err
 }
 
-// writeFilter writes a seccomp filter to PATH or fd:N, and returns the source of bash's redirection that reads it.
+// writeFilter writes a seccomp filter to PATH or fd:N, and returns the bash redirection that reads it.
 func writeFilter(flags any, place string, filter []byte) (from string, err error) {
 	number, ok := descriptorIn(place)
 	if from = "&" + number; !ok {

@@ -229,7 +229,7 @@ func TestReportSticky(t *testing.T) {
 	check.Must(t, errors.Join(unix.Chmod(dir, 0o1777), os.WriteFile(dir+"/file", nil, 0o666), os.Symlink("file", dir+"/link")))
 	for _, name := range []string{"file", "link"} {
 		_, stderr, code := sbxrun(t, sbxrunCommand(t, 65534, "/", "--report", dir+"/"+name, "--workdir", "/tmp", "sh", "-c", "echo ran >&2"))
-		want := "sbxrun: error: cannot write the report to " + strconv.Quote(dir+"/"+name) + ": it is another user's, in a directory with the sticky bit; choose another name\n"
+		want := "sbxrun: error: cannot write the report to " + strconv.Quote(dir+"/"+name) + ": it belongs to another user, in a directory with the sticky bit; choose another name\n"
 		check.That(t, code == 125 && stderr == want, "code %d, stderr %q; want 125, %q", code, stderr, want)
 	}
 }

@@ -210,7 +210,7 @@ type Snapshot struct {
 	Path    string `json:"path" doc:"Mount point of the overlay"`
 	Layers  int    `json:"layers" doc:"Number of layers, one per snapshot in its history"`
 	Size    int64  `json:"size" doc:"Stored bytes; snapshots share equal layers"`
-	Frozen  bool   `json:"frozen" doc:"Whether the session was frozen meanwhile. A session without limits cannot be frozen, so its files may be inconsistent"`
+	Frozen  bool   `json:"frozen" doc:"Whether the session was frozen for it. A session without limits cannot be frozen, so its files may be inconsistent"`
 	LeftOut int    `json:"left_out,omitempty" doc:"Number of sockets, named pipes and devices, which are not saved"`
 }
 
@@ -320,7 +320,7 @@ type Recent struct {
 type Machine struct {
 	Places   int         `json:"places" doc:"Number of calls that may run at once"`
 	Running  int         `json:"running"`
-	Kept     int         `json:"kept" doc:"Places of calls and sessions that are held because processes survived an unproven teardown"`
+	Kept     int         `json:"kept" doc:"Slots of calls and sessions that are held because processes survived an unproven teardown"`
 	Waiting  int         `json:"waiting"`
 	Oldest   float64     `json:"oldest_waiting_ms" doc:"Waiting time of the oldest call in the queue"`
 	Sessions int         `json:"sessions"`
@@ -362,7 +362,7 @@ type Load struct {
 	Pressure  float64 `json:"pressure" doc:"Used fraction of the tightest limit on tasks"`
 }
 
-// Busy returns the number of running and waiting calls relative to the places.
+// Busy returns the number of running and waiting calls relative to the slots.
 func (l Load) Busy() float64 { return float64(l.Running+l.Waiting) / float64(max(1, l.Places)) }
 
 // Rooms is the number of prestarted sandboxes.

@@ -50,7 +50,7 @@ func (b *bucket) open(ctx context.Context) (jetstream.KeyValue, error) {
 	return kv, err
 }
 
-// stay creates a bucket again that has disappeared: NATS may have been restarted without its store.
+// stay recreates a bucket that has disappeared: NATS may have been restarted without its store.
 func (b *bucket) stay(ctx context.Context) error {
 	b.mu.Lock()
 	opened := b.kv != nil

@@ -161,7 +161,7 @@ func (c *Conn) Close() error {
 	switch {
 	case c.err != nil:
 	case c.dialed || len(c.in) > 0 && !c.inEnded:
-		// The client has its response, or does not want it any more.
+		// The client has its response, or no longer wants it.
 		c.fail(net.ErrClosed, true)
 	case !c.outEnded:
 		// The next tick sends this, which is early enough: a response marks its own end, after which the client

@@ -9,7 +9,7 @@ import (
 const (
 	opens   = 1 << iota // opens a connection; sent until the peer responds, or for [opensFor]
 	ends                // the stream ends with this frame
-	resets              // the sender has no such connection any more
+	resets              // the sender no longer has this connection
 	asks                // requests a frame in return
 	refuses             // with resets: the request was not started, and will not be
 )

@@ -55,7 +55,7 @@ func NewGateway(bus *NATS, name, version string, middleware *server.Middleware, 
 		return nil, err
 	}
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /v1/files/{id}", g.file) // all that nodes may request
+	mux.HandleFunc("GET /v1/files/{id}", g.file) // the only request that nodes may make
 	mux.HandleFunc("POST "+quotaPath, g.grantQuota)
 	g.web = newHTTPServer(middleware.Parts(mux), log)
 	go func() { _ = g.web.Serve(g.transport) }()
@@ -335,7 +335,7 @@ func (g *Gateway) failed(w http.ResponseWriter, r *http.Request, err error) {
 		ours = api.NewError(api.Busy, "the node is not connected to NATS at the moment", "try again in a moment")
 	default:
 		g.log.Warn("lost", "request", id, "error", err.Error())
-		ours = api.NewError(api.Lost, "the node was lost before it responded, with everything that ran there", "it may have run: try again only what may run twice")
+		ours = api.NewError(api.Lost, "the node was lost before it responded, with everything that ran there", "it may have run; retry it only if it may run twice")
 		ours.Started = true
 	}
 	g.counters.answers.WithLabelValues(string(ours.Failure.Code)).Inc()

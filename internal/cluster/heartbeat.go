@@ -92,9 +92,9 @@ func newMembers(bus Bus) *Members {
 	return &Members{bus: bus, kick: make(chan struct{}, 1), all: map[string]*member{}, gone: map[string]api.Node{}}
 }
 
-// Join makes this process a member of a kind until ctx is done, with the heartbeats that self returns. It
-// tracks members of some kinds only: if all nodes tracked each other, the number of messages would grow
-// with its square.
+// Join makes this process a member of a kind until ctx is done, with the heartbeats that self returns. It tracks
+// members of some kinds only: if all nodes tracked each other, the number of messages would grow with the square of
+// their number.
 func Join(ctx context.Context, bus Bus, kind string, self func() Heartbeat, kinds ...string) (*Members, error) {
 	m := newMembers(bus)
 	m.self, m.kinds = self, kinds

@@ -38,7 +38,7 @@ func (g *Gateway) mcp(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		if name != "" && name != nameIn(at) {
-			api.NewError(api.Usage, "the connection belongs to another node than "+nodeHeader+" names", "open the connection with this header").Write(w)
+			api.NewError(api.Usage, "the connection does not belong to the node in "+nodeHeader, "open the connection with this header").Write(w)
 			return
 		}
 		r.Header.Set(connectionHeader, own)

@@ -54,8 +54,8 @@ func (p *puller) run(ctx context.Context) {
 func (p *puller) next(ctx context.Context) (*nats.Msg, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*jetStreamTimeout)
 	defer cancel()
-	// Each request has its own inbox: the shared one (RequestWithContext) received nothing any more after
-	// NATS had been away, as TestNATSAway shows.
+	// Each request has its own inbox: the shared one (RequestWithContext) received nothing after NATS had been
+	// unreachable, as TestNATSAway shows.
 	inbox := p.nc.NewInbox()
 	answer, err := p.nc.SubscribeSync(inbox)
 	if err != nil {

@@ -86,9 +86,9 @@ func (q *queue) open(ctx context.Context) (jetstream.Stream, error) {
 	return s, err
 }
 
-// keepConsumer creates the consumer of the queue, if there is none. A durable consumer with three replicas
-// has vanished when NATS servers were restarted in turn. Then all messages are delivered again, and
-// claimed calls are not started twice.
+// keepConsumer creates the consumer of the queue, if there is none. A durable consumer with three replicas has been
+// seen to vanish when NATS servers were restarted in turn. Then all messages are delivered again, and claimed calls
+// are not started twice.
 func (q *queue) keepConsumer(ctx context.Context) error {
 	s, err := q.open(ctx)
 	if err != nil {

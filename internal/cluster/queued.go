@@ -235,7 +235,7 @@ func (g *Gateway) ask(w http.ResponseWriter, r *http.Request, call *record) (end
 	var told api.CallStatus
 	switch {
 	case res.StatusCode == http.StatusNotFound: // it gave up before it knew that it had the call
-		return call.failed(true, api.NewError(api.Lost, "the node of the call does not know it any more", "it may have run: try again only what may run twice")), false
+		return call.failed(true, api.NewError(api.Lost, "the node of the call no longer knows it", "it may have run; retry it only if it may run twice")), false
 	case res.StatusCode == http.StatusOK && json.Unmarshal(text, &told) == nil && told.State == api.Over:
 		return ended(told), false
 	}
@@ -276,7 +276,7 @@ func (g *Gateway) record(ctx context.Context, key string) (*record, uint64, erro
 	case call.At == "" && g.forgotten(ctx, call):
 		call.End = call.failed(false, api.NewError(api.Busy, "the queue has lost the call", "try again"))
 	case call.At != "" && !g.members.Alive(call.At):
-		call.End = call.failed(true, api.NewError(api.Lost, "the node of the call was lost, with everything that ran there", "it may have run: try again only what may run twice"))
+		call.End = call.failed(true, api.NewError(api.Lost, "the node of the call was lost, with everything that ran there", "it may have run; retry it only if it may run twice"))
 	default:
 		return call, revision, nil
 	}

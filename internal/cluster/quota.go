@@ -19,11 +19,10 @@ import (
 	"github.com/sbxrun/sbxrun/internal/tenants"
 )
 
-// A tenant's concurrency and rate limits hold for all nodes together. A record per tenant distributes its
-// calls among nodes, and their sum never exceeds the limit. A node admits calls within its allotment
-// without asking anybody, requests more when it needs more, and returns what it does not need within
-// seconds. It sends requests to a gateway, which changes the record, and removes lost nodes from it. A
-// node that reaches no gateway starts nothing for tenants with limits.
+// A tenant's concurrency and rate limits hold for all nodes together. A record per tenant distributes its calls among
+// nodes, and their sum never exceeds the limit. A node admits calls within its allotment on its own, requests more
+// when it needs more, and returns what it does not need within seconds. It sends requests to a gateway, which changes
+// the record, and removes lost nodes from it. A node that reaches no gateway starts nothing for tenants with limits.
 
 // quotaRecord is the record of a tenant.
 type quotaRecord struct {
@@ -73,7 +72,7 @@ func (h *quotaRecord) grant(at string, a quotaMessage, c tenants.Ceilings, now t
 			left -= has.Calls
 		}
 	}
-	if c.Concurrency == 0 { // no limit any more, which the node does not know yet
+	if c.Concurrency == 0 { // the limit was removed, but the node does not know yet
 		left = a.Calls
 	}
 	given := quotaMessage{Seq: a.Seq, Calls: max(0, min(a.Calls, left))}

@@ -31,7 +31,7 @@ type Transport struct {
 	self string // subject prefix of its connections
 	name string // of this node or gateway
 	base context.Context
-	// alive reports whether another transport may be there.
+	// alive reports whether another transport may still be alive.
 	alive func(peer string) bool
 
 	mu       sync.Mutex

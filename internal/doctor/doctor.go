@@ -51,8 +51,7 @@ type Finding struct {
 // ReportVersion changes only with incompatible changes; new members and new checks are compatible.
 const ReportVersion = 1
 
-// Report is all findings: what `sbxrun doctor --json` prints. docs/reference/doctor.md
-// explains every member.
+// Report contains all findings. `sbxrun doctor --json` prints it. docs/reference/doctor.md explains every member.
 type Report struct {
 	Version int       `json:"version"`
 	OK      bool      `json:"ok"` // a run works

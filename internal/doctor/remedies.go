@@ -89,9 +89,9 @@ const (
 	asUser      = "run sbxrun as an ordinary user"
 	mapIDs      = "map uid {uid} and gid {gid} into it: newuidmap(1), /etc/subuid, /etc/subgid"
 	leaveChroot = "enter the directory with systemd-nspawn -D DIR or bwrap --bind DIR / --dev /dev --proc /proc instead of chroot"
-	kernelLog   = "the kernel's log may name what refuses: {sudo}dmesg | tail"
+	kernelLog   = "the kernel's log may name the cause: {sudo}dmesg | tail"
 	avc         = "to see denials: {sudo}ausearch -m avc -ts recent"
-	restricted  = "AppArmor takes away what user namespaces are made for: kernel.apparmor_restrict_unprivileged_userns is on, and no profile allows them to {bwrap}"
+	restricted  = "AppArmor takes away the capabilities of user namespaces: kernel.apparmor_restrict_unprivileged_userns is on, and no profile exempts {bwrap}"
 	unrestrict  = "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
 	loadProfile = "{sudo}apparmor_parser -r /etc/apparmor.d/sbxrun-bwrap"
 	lxcNesting  = "lxc config set NAME security.nesting=true && lxc restart NAME\nor with incus: incus config set NAME security.nesting=true && incus restart NAME"
@@ -134,7 +134,7 @@ func printed(bwrap string) string {
 	return strings.ReplaceAll(strings.Join(lines, `\n`)+`\n`, "/usr/bin/bwrap", bwrap)
 }
 
-const moreTasks = "in a container: --pids-limit=-1; in a systemd unit: TasksMax=infinity\nor end what else runs there, or have commands wait for it: --on-pressure wait"
+const moreTasks = "in a container: --pids-limit=-1; in a systemd unit: TasksMax=infinity\nor end other processes there, or let commands wait: --on-pressure wait"
 
 const unfilteredUnit = "in the systemd unit: no RestrictNamespaces=, no SystemCallFilter= without @mount and @process, no RestrictSUIDSGID= and no DynamicUser="
 
@@ -180,18 +180,18 @@ var remedies = []remedy{
 	{seen: "identity EPERM", cause: "started by root, a run works under uid {uid}, and this root may not change its uid and groups, or may not kill processes of another uid",
 		fix: asUser + "\ndocker run --cap-add SETUID --cap-add SETGID --cap-add KILL …"},
 	{seen: "identity", cause: "started by root, a run works under uid {uid}: {text}", fix: asUser},
-	{seen: "capabilities", cause: "bubblewrap is started with capabilities, as its file's or as ambient ones, and refuses that",
+	{seen: "capabilities", cause: "bubblewrap starts with capabilities, from its file or ambient ones, and refuses that",
 		fix: "{sudo}setcap -r {bwrap}\nif it has none: setpriv --ambient-caps=-all --inh-caps=-all sbxrun …"},
 
 	// The kernel cannot create a namespace because of a limit of this or an outer namespace, the nesting depth (32,
 	// user_namespaces(7)), or its build configuration.
-	{seen: "create ENOSPC|EUSERS disallowed", cause: "{disallowed} is 0, so that nobody may make this kind of namespace",
+	{seen: "create ENOSPC|EUSERS disallowed", cause: "{disallowed} is 0, so no one may create this kind of namespace",
 		fix: "{sudo}sysctl -w {disallowed}=15000\nto keep it: echo '{disallowed} = 15000' | {sudo}tee /etc/sysctl.d/60-sbxrun.conf"},
-	{seen: "create ENOSPC|EUSERS nested", cause: "this is inside a sandbox that allows none within (of sbxrun, or of bwrap --disable-userns), or is 32 deep, or out of user.max_user_namespaces",
+	{seen: "create ENOSPC|EUSERS nested", cause: "this is inside a sandbox (of sbxrun, or of bwrap --disable-userns) that allows no namespaces in it, or 32 levels deep, or beyond user.max_user_namespaces",
 		fix: "run sbxrun outside of it"},
-	{seen: "create ENOSPC|EUSERS", cause: "all the namespaces that the limits user.max_*_namespaces allow to a user are in use (user namespaces: {limit})",
+	{seen: "create ENOSPC|EUSERS", cause: "all namespaces that the limits user.max_*_namespaces allow a user are in use (user namespaces: {limit})",
 		fix: "{sudo}sysctl -w user.max_user_namespaces={more}\nto keep it: echo 'user.max_user_namespaces = {more}' | {sudo}tee /etc/sysctl.d/60-sbxrun.conf\nto list them: lsns"},
-	{seen: "create ENOMEM", cause: "the kernel is out of memory, or the cgroup is", fix: "free some memory"},
+	{seen: "create ENOMEM", cause: "the kernel or the cgroup is out of memory", fix: "free some memory"},
 	{seen: "create EINVAL|ENOSYS !filtered switched-off", cause: "the kernel was booted without user namespaces", fix: "boot with user_namespace.enable=1"},
 	{seen: "create EINVAL|ENOSYS !filtered", cause: "the kernel was built without {missing}", fix: "boot a kernel with {missing}=y"},
 
@@ -241,7 +241,7 @@ var remedies = []remedy{
 	{seen: "restricted", cause: restricted,
 		fix: "printf '{profile}' | {sudo}tee /etc/apparmor.d/sbxrun-bwrap && " + loadProfile + "\nor, for every program: {sudo}" + unrestrict},
 	{seen: "seccomp", cause: "a system call filter (seccomp) refuses it{by}: {text}", fix: unfilteredUnit, in: unfiltered},
-	{seen: "selinux", cause: "SELinux is enforcing and may be what refuses it: {text}", fix: avc, in: engines{
+	{seen: "selinux", cause: "SELinux is enforcing and may be the cause: {text}", fix: avc, in: engines{
 		docker:     "docker run --security-opt label=disable …\n" + avc,
 		podman:     "podman run --security-opt label=disable …\n" + avc,
 		kubernetes: "in the pod's securityContext: seLinuxOptions: {type: spc_t}\n" + avc,

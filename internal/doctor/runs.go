@@ -27,7 +27,7 @@ func (e *exam) plan(policy room.Policy) (*room.Plan, error) {
 // runBound limits a complete run.
 const runBound = 10 * time.Second
 
-// carryOut executes a plan as the run command does. It is an error if the run ends with another cause than want.
+// carryOut executes a plan as the run command does. It is an error if the run ends with a cause other than want.
 func (e *exam) carryOut(plan *room.Plan, c *supervise.Command, want result.Cause) (res result.Result, err error) {
 	stderr, err := memoryFile()
 	if err != nil {

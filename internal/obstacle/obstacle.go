@@ -130,16 +130,16 @@ func (s scene) obstacle(f Failure, c room.Caller) (what, remedy string) {
 	case (name == "chmod" || name == "tar" || name == "rsync" || name == "install") && !s.sight.ReadOnly(s.Workdir) && s.setgid():
 		return "setuid and setgid bits cannot be set in a sandbox, and directories here have one", ""
 	case s.sight.ReadOnly(s.Workdir) && s.writes(name):
-		return "if it was to write to the current directory, it could not", "-w lets it write there"
+		return "if it tried to write to the current directory, it could not", "-w lets it write there"
 	case s.sight.ReadOnly(s.Workdir):
 		return "", ""
 	case s.Workdir == room.Home:
-		return "if it was to read the current directory, it could not: its home is empty", "--ro-bind NAME shows a file or a directory"
+		return "if it tried to read the current directory, it could not: its home is empty", "--ro-bind NAME shows a file or a directory"
 	}
 	return "", ""
 }
 
-// hidden handles an argument that names a file of the host that the sandbox hides. It does not suggest to show
+// hidden handles an argument that names a file of the host that the sandbox hides. It does not suggest showing
 // possible secrets.
 func (s scene) hidden(arg, home string) (what, remedy string) {
 	if _, value, ok := strings.Cut(arg, "="); ok && strings.HasPrefix(arg, "-") {

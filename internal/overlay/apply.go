@@ -31,7 +31,7 @@ import (
 
 // Options of [Tree.Apply].
 type Options struct {
-	Delete bool // also make deletions, and replace directories by files
+	Delete bool // also make deletions, and replace directories with files
 	All    bool // also make changes that are held back
 	Force  bool // ignore changes of the original since the sandbox began
 	// Note records the staging directory for [Staging.Sweep], in case this process is killed. It is
@@ -384,9 +384,9 @@ func (x *applier) fill(c *Change, temporary string, parent int, name string) err
 // maxExchanges bounds how often another process may interfere, each time within microseconds.
 const maxExchanges = 100
 
-// exchange swaps the prepared file with the old one in one step (renameat2(2), RENAME_EXCHANGE). If the
-// file that comes out is not the expected one, another process has put it there, so it is swapped
-// back, until the file that comes out is the one put there the time before.
+// exchange swaps the prepared file with the old one in one step (renameat2(2), RENAME_EXCHANGE). If the file that
+// comes out is not the expected one, another process has put it there, so it is swapped back, until the file that
+// comes out is the one that the previous swap put in.
 func (x *applier) exchange(c *Change, was *unix.Stat_t, temporary string, parent int, name string) error {
 	put := look(x.staging, temporary)
 	if put == nil {
@@ -622,7 +622,7 @@ func (x *applier) chmod(dir int, name string, was *unix.Stat_t, mode uint32) err
 		return err
 	}
 	if t := typeOf(&st); t != File && t != Directory {
-		return errors.New("not a file any more")
+		return errors.New("no longer a file")
 	}
 	if was != nil && tree.InodeOf(&st) != tree.InodeOf(was) {
 		return errors.New("replaced by another process")

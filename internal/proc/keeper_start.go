@@ -74,7 +74,7 @@ const maxRemove = 8192
 // otherwise [Keeper.StartError] returns the reason. The caller owns the Keeper and must [Keeper.Reap] it.
 func Keep(c Command) (*Keeper, error) {
 	if c.Cred != nil && !Capable(unix.CAP_KILL) { // sbxrun could not kill it (kill(2))
-		return nil, &StartError{Step: "kill what has another user id (CAP_KILL)", Err: unix.EPERM}
+		return nil, &StartError{Step: "kill processes with another user ID (CAP_KILL)", Err: unix.EPERM}
 	}
 	// First the program, so that it runs while the Way starts.
 	var orders []*laidOut

@@ -51,7 +51,7 @@ func (b *blob) open() error {
 	if response.StatusCode == http.StatusOK {
 		_, err = io.CopyN(io.Discard, b.body, b.at)
 	} else if !strings.HasPrefix(response.Header.Get("Content-Range"), fmt.Sprintf("bytes %d-", b.at)) {
-		err = failure("the registry sends another range than requested")
+		err = failure("the registry sent a different range than requested")
 	}
 	if err != nil {
 		b.body.Close()

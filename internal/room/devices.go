@@ -230,7 +230,7 @@ func (p *Plan) checkDevice(o *op, n devices.Node) (group uint32, err error) {
 	return 0, err
 }
 
-// closedError is the cause if a device is all right, but the sandbox could not open it.
+// closedError is the cause if a device is permitted, but the sandbox could not open it.
 type closedError struct{}
 
 func (closedError) Error() string { return "permission denied" }

@@ -31,16 +31,16 @@ const ProgramVariable = "SBXRUN_BWRAP"
 // project directories, which sandboxed commands can write to.
 var programPlaces = []string{"/usr/bin/bwrap", "/bin/bwrap", "/usr/local/bin/bwrap", "/run/current-system/sw/bin/bwrap", "/run/current-system/profile/bin/bwrap"}
 
-// Find returns the bubblewrap that c names, or else the first in programPlaces. Only root and the caller may be
-// able to change it: in a user namespace with a single uid, all files belong to the caller. It must not lie where
-// mounts let the sandbox write, and one that is named not below cwd, the current directory if the sandbox shows
-// it. Find executes nothing: the version is a string inside the program.
+// Find returns the bubblewrap that c names, or else the first in programPlaces. Only root and the caller may be able
+// to change it: in a user namespace with a single uid, all files belong to the caller. It must not lie where mounts
+// let the sandbox write, and a named one must not lie below cwd, the current directory if the sandbox shows it. Find
+// executes nothing: the version is a string inside the program.
 func Find(c Caller, cwd string, mounts []Mount) (p Program, err error) {
 	places, own := programPlaces, c.UID != 0
 	if c.Bwrap != "" {
 		places = []string{c.Bwrap}
 		if cwd != "" && holds(cwd, c.Bwrap) {
-			return p, untrustedProgram("%s names %q in the current directory, which could be anybody's", ProgramVariable, c.Bwrap)
+			return p, untrustedProgram("%s names %q in the current directory, where anyone could have put it", ProgramVariable, c.Bwrap)
 		}
 	}
 	exposed := func(file string) error {

@@ -15,8 +15,8 @@ import (
 // holdPath is the program's path in the sandbox.
 var holdPath = "/proc/self/fd/" + strconv.Itoa(holdFD)
 
-// TrialFiles returns the descriptors, in order, of a bwrap that tries something and builds no room.
-// [Holds] recognizes its child by hold, which is [helper.HoldFile].
+// TrialFiles returns the descriptors, in order, of a trial bwrap, which builds no room. [Holds] recognizes its child
+// by hold, which is [helper.HoldFile].
 func TrialFiles(stdin, stdout, stderr, hold *os.File) []*os.File {
 	files := []*os.File{stdin, stdout, stderr}
 	for len(files) <= holdFD {

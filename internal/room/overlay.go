@@ -159,7 +159,7 @@ func (p *Plan) addLayers() error {
 // that were opened.
 func adopt(overlays []*Overlay, layers []*os.File) error {
 	if len(layers) != len(overlays) {
-		return fmt.Errorf("%d layers of %d have come", len(layers), len(overlays))
+		return fmt.Errorf("received %d of %d layers", len(layers), len(overlays))
 	}
 	for i, o := range overlays {
 		o.Layer = layers[i]
@@ -192,7 +192,7 @@ func overlayError(step *proc.StartError) *result.Error {
 	case step.Step == enter.StepOverlay && (errors.Is(step.Err, unix.EPERM) || errors.Is(step.Err, unix.ENOSYS)):
 		e.Hint = "overlays of ordinary users need Linux 5.11"
 	case step.Step == enter.StepOverlay && errors.Is(step.Err, unix.EINVAL):
-		e.Hint = "the file system of the directory, or of --upper, may be none that overlayfs takes"
+		e.Hint = "overlayfs may not support the file system of the directory or of --upper"
 	case step.Step != enter.StepOverlay && step.Step != enter.StepLayer && step.Step != enter.StepXattr:
 		return nil
 	}

@@ -42,7 +42,7 @@ func (p *Plan) ownerToMap(o *op, filtered bool) (*proc.Cred, error) {
 		return nil, nil
 	}
 	if !filtered && !o.owned() {
-		return nil, &result.Error{Code: "idmap", Message: fmt.Sprintf("--seccomp off: the command could leave setuid programs of uid %d's in %q", owner.UID, o.src),
+		return nil, &result.Error{Code: "idmap", Message: fmt.Sprintf("--seccomp off: the command could leave setuid programs of uid %d in %q", owner.UID, o.src),
 			Hint: "--user UID:GID runs the sandbox as another user, or leave the filter on"}
 	}
 	return &owner, nil
@@ -106,7 +106,7 @@ func (p *Plan) withoutMap(o *op) string {
 	if o.owner.UID != 0 {
 		return fmt.Sprintf("--user %d:%d runs the sandbox as the owner", o.owner.UID, o.owner.GID)
 	}
-	// Do not suggest to change the owner of system directories.
+	// Do not suggest changing the owner of system directories.
 	if name := o.src; path.Dir(name) == "/" || slices.ContainsFunc([]string{"/proc", "/sys", "/dev"}, func(kernel string) bool { return values.Within(name, kernel) }) {
 		return "name a directory below it that the sandbox is to write to; or show it read-only: --ro-bind"
 	}
@@ -266,9 +266,9 @@ func (p *Plan) stage(filtered bool) error {
 // permissions. Then no ACL grants any, because the group bits are the mask of the ACL (acl(5)).
 func closed(st *unix.Stat_t, cred *proc.Cred) bool { return st.Uid != cred.UID && st.Mode&0o077 == 0 }
 
-// open opens the source of one of the user's binds, once: wherever its path leads later, the sandbox gets this file or
-// directory, or does not start. For root, it follows no link that others could have created (package links), because an
-// earlier payload may have left one in a directory that it could write to.
+// open opens the source of one of the user's binds, once: wherever its path leads later, the sandbox gets this file
+// or directory, or does not start. For root, it follows no link that others could have created (package safeopen),
+// because an earlier payload may have left one in a directory that it could write to.
 func (p *Plan) open(o *op) (err error) {
 	if o.mount == nil {
 		return nil

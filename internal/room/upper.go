@@ -176,7 +176,7 @@ func readUpper(file *os.File) (known []*Overlay, err error) {
 	if string(text[:min(len(text), len(begin))]) == begin[:min(len(text), len(begin))] {
 		return nil, errCut
 	}
-	return nil, fmt.Errorf("%s in it is not a record of sbxrun's", upperFile)
+	return nil, fmt.Errorf("%s in it is not a record of sbxrun", upperFile)
 }
 
 // onlyEntry returns an error if a directory contains anything but upperFile.
@@ -189,7 +189,7 @@ func onlyEntry(dir int) error {
 	defer f.Close()
 	names, err := f.Readdirnames(2)
 	if err == nil && len(names) == 2 || len(names) == 1 && names[0] != upperFile {
-		return errors.New("it is not empty, and has no layers of sbxrun's")
+		return errors.New("it is not empty, and contains no layers of sbxrun")
 	}
 	return nil
 }

@@ -78,7 +78,7 @@ func (v view) linkBelow(target, dst string, rest []string) (src, at string) {
 	return src, at
 }
 
-// sameDirectory reports whether two paths lead to the same directory; a relative one starts at the current directory.
+// sameDirectory reports whether two paths lead to the same directory; a relative path starts at the current directory.
 func sameDirectory(a, b string) bool {
 	var x, y unix.Stat_t
 	return path.IsAbs(a) && unix.Stat(a, &x) == nil && unix.Stat(b, &y) == nil && x.Dev == y.Dev && x.Ino == y.Ino
@@ -99,7 +99,8 @@ func searchable(st fs.FileInfo, cred *proc.Cred) bool {
 
 // currentDirectory adds a mount of the caller's current directory, or of CwdRoot above it, at the same path, and
 // returns the payload's working directory. Unless the policy requests it, nothing is added if a mount shows the
-// directory already. It is an error if the directory contains too much, or if the sandbox has its own one.
+// directory already. It is an error if the directory contains too much, or if the sandbox has its own directory
+// there.
 func currentDirectory(p *Policy, home string) (workdir string, err error) {
 	asked := p.Cwd != "" || p.CwdRoot != ""
 	switch {

@@ -59,10 +59,10 @@ type Volume struct {
 	ReadOnly   bool
 }
 
-// List sets the network lists. The caller adds the variables that tell programs of the proxy.
+// List sets the network lists. The caller adds the variables that tell programs about the proxy.
 func (p *Parts) List(spec network.Spec, pol *room.Policy) error {
 	if pol.Network == room.NetHost && spec.Wanted() {
-		return errors.New("--publish and --connect need a network of the sandbox's own; with --net host it shares the host's ports")
+		return errors.New("--publish and --connect need the sandbox's own network; with --net host it shares the host's ports")
 	}
 	p.spec = spec
 	return spec.Check()
@@ -71,7 +71,7 @@ func (p *Parts) List(spec network.Spec, pol *room.Policy) error {
 // Allowed returns the hosts that the sandbox may reach.
 func (p *Parts) Allowed() []network.Rule { return p.spec.Allow }
 
-// Variables returns the variables that tell programs of the proxy.
+// Variables returns the variables that tell programs about the proxy.
 func (p *Parts) Variables(rootfs string) (vars []values.Var) {
 	for _, pair := range p.spec.Variables(rootfs) {
 		name, value, _ := strings.Cut(pair, "=")

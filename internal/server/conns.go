@@ -38,7 +38,7 @@ type Connections struct {
 	unknown int // connections without an authenticated request
 }
 
-// count is how many connections a peer has.
+// count is the number of connections of a peer.
 type count struct{ all, unknown int }
 
 func (n count) allOf() int     { return n.all }

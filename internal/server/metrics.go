@@ -52,7 +52,7 @@ func newMetrics(s *Server) *metrics {
 	return m
 }
 
-// ended counts a command.
+// ended counts a finished command.
 func (m *metrics) ended(tenant string, a *api.Answer) {
 	const perSecond = 1000
 	m.calls.WithLabelValues(tenant, string(a.Cause), a.Room).Inc()
@@ -69,7 +69,7 @@ func (m *metrics) ended(tenant string, a *api.Answer) {
 	}
 }
 
-// cell counts a cell.
+// cell counts a finished cell.
 func (m *metrics) cell(tenant string, a *api.CellAnswer) {
 	const perSecond = 1000
 	m.cells.WithLabelValues(tenant, string(a.Cause), a.State).Inc()
@@ -111,12 +111,12 @@ func (s present) Collect(out chan<- prometheus.Metric) {
 	}
 	l.Places = s.settings.Load().Places
 	gauge("sbxrun_places", "Number of calls that may run at once.", float64(l.Places))
-	gauge("sbxrun_busy_ratio", "Running and queued calls relative to the places, for autoscalers.", l.Busy())
+	gauge("sbxrun_busy_ratio", "Running and queued calls relative to the slots, for autoscalers.", l.Busy())
 	gauge("sbxrun_oldest_waiting_seconds", "Waiting time of the oldest queued call; 0 if there is none.", oldest.Seconds())
 	for tenant, use := range s.processes.Uses() {
 		gauge("sbxrun_processes", "Running background processes.", float64(use.Running), "tenant", tenant)
 	}
-	gauge("sbxrun_kept_places", "Places of calls and sessions that are held because processes survived an unproven teardown.", float64(s.kept.Load()))
+	gauge("sbxrun_kept_places", "Slots of calls and sessions that are held because processes survived an unproven teardown.", float64(s.kept.Load()))
 	idle, all, left := s.source.Rooms()
 	for state, n := range map[string]int{"idle": idle, "busy": all - idle} {
 		gauge("sbxrun_rooms", "Prestarted sandboxes: waiting for a call (idle), or in use, starting or ending (busy).", float64(n), "state", state)

@@ -20,7 +20,7 @@ import (
 // buffered keeps the beginning and the end of both streams for the report.
 type buffered struct{ out, err *stream.Buffer }
 
-// copies is how often the output is in memory while the answer is built.
+// copies is the number of copies of the output in memory while the answer is built.
 const copies = 2
 
 // buffer computes the memory for an answer with the output and more bytes.

@@ -16,10 +16,10 @@ import (
 // A panic in a handler ends its request and nothing else. Deferred calls release its resources, as after an
 // error.
 //
-// Code that processes data from a command (output, cell answers, files, archives) runs in the goroutine of a
-// request or writes to a sinkWriter, so it is covered. The engine's own goroutines, such as those that build
-// sandboxes and wait for exits, are not: after a panic there, nothing can be proven any more. It ends the
-// server. That is safe, because the shims end everything that runs and the next server starts from nothing.
+// Code that processes data from a command (output, cell answers, files, archives) runs in the goroutine of a request
+// or writes to a sinkWriter, so it is covered. The engine's own goroutines, such as those that build sandboxes and
+// wait for exits, are not: after a panic there, nothing can be proven. It ends the server. That is safe, because the
+// shims end everything that runs and the next server starts from nothing.
 
 // Recover calls do and converts a panic to an error. Whether anything has started is unknown then.
 // [http.ErrAbortHandler] is returned as it is.

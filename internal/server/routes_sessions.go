@@ -269,7 +269,7 @@ func (s *Server) defineProcesses(a huma.API) {
 	none := []api.Code{api.NoSuchSession, api.Ended, api.NoSuchProcess}
 	register(a, s.operation(a, huma.Operation{
 		OperationID: "startProcess", Method: http.MethodPost, Path: base, Summary: "Start a background process in a session", DefaultStatus: http.StatusAccepted,
-		Description: "The process runs until it exits, its timeout, or the end of the session, which is not idle meanwhile. Without a timeout, the limit is the end of the session or the tenant's max_timeout.",
+		Description: "The process runs until it exits, its timeout, or the end of the session. Until then the session is not idle. Without a timeout, the limit is the end of the session or the tenant's max_timeout.",
 	}, append(append(startCodes, api.Idempotency), none...)...), func(ctx context.Context, q *struct {
 		Request
 		SessionPath

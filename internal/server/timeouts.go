@@ -67,8 +67,8 @@ func (p *timeoutWriter) linger(r *http.Request) {
 	if !ok || !r.Close && p.Header().Get("Connection") != "close" || !p.coming.Load() || p.FlushError() != nil {
 		return
 	}
-	// Another goroutine may be reading. It must not set a deadline any more, because net/http uses one to
-	// interrupt its own next read and would wait.
+	// Another goroutine may be reading. It must no longer set a deadline, because net/http uses one to interrupt its
+	// own next read and would wait.
 	p.in.last(time.Now().Add(moment))
 	_, _ = io.CopyN(io.Discard, a.ReadCloser, most)
 }
