@@ -12,7 +12,7 @@ import (
 	"github.com/sbxrun/sbxrun/nsenter"
 )
 
-// Result says how a command ended, and whether all its processes are proven to have exited.
+// Result describes how a command ended and whether all its processes are proven to have exited.
 type Result = nsenter.Result
 
 // Error is a failure of the sandbox, not of the command. Message says what happened, Hint how to fix it.

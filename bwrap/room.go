@@ -55,7 +55,7 @@ func (r *Room) Command(args ...string) *nsenter.Command {
 	return &nsenter.Command{Room: &r.way, Args: args}
 }
 
-// Way returns how to enter the room, for programs that pass it on. Close closes its Init.
+// Way returns the values needed to enter the room, for programs that pass them on. Close closes its Init.
 func (r *Room) Way() nsenter.Room { return r.way }
 
 // Signal sends a signal to all processes of all commands in the room atomically.

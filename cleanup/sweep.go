@@ -51,7 +51,7 @@ type Options struct {
 	// or is alive gives a Finding with Err.
 	Names     []string
 	OlderThan time.Duration // keep records of more recent ends
-	DryRun    bool          // only look
+	DryRun    bool          // report, but change nothing
 	// KeepRecords restricts the sweep to processes. It keeps all records, including damaged ones, files of
 	// killed applies, and cgroups, because a new cgroup without a process looks like a leftover. It is for an
 	// unrequested sweep while other sandboxes start.
@@ -132,7 +132,7 @@ func (s *sweep) all(dir *state.Dir) {
 	}
 	s.processes()
 	if !s.KeepRecords {
-		s.cgroups() // processes ended just now may have had some
+		s.cgroups() // the processes just ended may have left some
 		s.snapshots()
 	}
 }
@@ -159,7 +159,7 @@ func (s *sweep) snapshots() {
 }
 
 // cgroups removes empty cgroups whose sbxrun is dead, or could not remove them. A keeper that is still alive
-// tolerates that.
+// tolerates their removal.
 func (s *sweep) cgroups() {
 	machine, err := limits.Detect()
 	if err != nil {
@@ -243,7 +243,7 @@ func (s *sweep) do(f Finding, what func() error) bool {
 	return f.Err == ""
 }
 
-// entry ends the processes that a dead supervisor has left, and removes its record.
+// entry ends the processes that a dead supervisor has left behind, and removes its record.
 func (s *sweep) entry(e *state.Entry) {
 	ended := true
 	if id := e.Record.Init; id != nil {
@@ -287,9 +287,8 @@ func end(init *proc.Process) error {
 	return init.Wait(time.Now().Add(sweepBound))
 }
 
-// processes searches /proc for processes without a record: zombies, and the PID 1 of a sandbox whose monitor and
-// keeper were killed at the same time, before it asked to die with them (bubblewrap #633), and which would
-// wait forever.
+// processes searches /proc for processes without a record: zombies, and PID 1 of a sandbox whose monitor and keeper
+// were killed together before PID 1 had asked to die with them (bubblewrap #633), so that it would wait forever.
 func (s *sweep) processes() {
 	pids, err := proc.All()
 	if len(pids) == 0 && err != nil { // otherwise use the partial list
@@ -392,7 +391,7 @@ func isSbxrun(st proc.Stat) bool {
 	}
 	its, err := executable(st.PID)
 	if err != nil {
-		return false // another user's, or without an executable
+		return false // another user's process, or one without an executable
 	}
 	own, err := executable(os.Getpid())
 	return err != nil || its == own

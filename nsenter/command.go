@@ -97,7 +97,7 @@ func (r *Room) state() *state.Room {
 	}
 }
 
-// Result says how a command ended, and whether all its processes are proven to have exited.
+// Result describes how a command ended and whether all its processes are proven to have exited.
 type Result = result.Result
 
 // Error is a failure of the sandbox, not of the command. Message says what happened, Hint how to fix it.

@@ -7,8 +7,8 @@ import (
 	"github.com/hashicorp/go-multierror"
 )
 
-// All joins the errors of several steps to an error of one line. It returns nil for no errors, and a single
-// one unchanged. If one of them is an [*Error], so is the result, with the code and the hint of the first.
+// All joins the errors of several steps into a one-line error. It returns nil if there are none, and a single error
+// unchanged. If one of them is an [*Error], so is the result, with the code and the hint of the first.
 func All(errs ...error) error {
 	all := multierror.Append(nil, errs...)
 	switch len(all.Errors) {

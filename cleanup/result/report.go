@@ -14,7 +14,7 @@ import (
 // readers ignore unknown members.
 const ReportVersion = 1
 
-// TimeFormat is the format of times, always in UTC. It sorts.
+// TimeFormat is the format of times, always in UTC. Formatted times sort chronologically.
 const TimeFormat = "2006-01-02T15:04:05.000Z"
 
 // Report is the document written by --report and --json. docs/reference/report.md explains its members.
@@ -93,7 +93,7 @@ type ReportError struct {
 
 // ReportImage is the image that was the root of the sandbox.
 type ReportImage struct {
-	Name     string `json:"name,omitempty"` // as it was given
+	Name     string `json:"name,omitempty"` // as given
 	Digest   string `json:"digest"`
 	Platform string `json:"platform"`
 	Writable bool   `json:"writable"`
@@ -109,7 +109,7 @@ type ReportBwrap struct {
 type ReportNetwork struct {
 	Hosts      []ReportHost      `json:"hosts"`
 	Published  []ReportPublished `json:"published,omitempty"`
-	Incomplete bool              `json:"incomplete,omitempty"` // the use is not fully known
+	Incomplete bool              `json:"incomplete,omitempty"` // usage is not fully known
 }
 
 // ReportHost is the sandbox's use of a host.
@@ -205,7 +205,7 @@ func (s Stream) members() (text, encoded *string) {
 	if s.UTF8 {
 		return &s.Text, nil
 	}
-	// Encode in pieces: converting the whole to bytes would copy it once more.
+	// Encode piece by piece, because converting the whole text to bytes would copy it once more.
 	var b strings.Builder
 	b.Grow(base64.StdEncoding.EncodedLen(len(s.Text)))
 	enc := base64.NewEncoder(base64.StdEncoding, &b)

@@ -1,5 +1,5 @@
-// Package result describes how a run ended, as a value, and the exit code that this means. It does not deal with
-// processes: its users fill in the values.
+// Package result describes how a run ended, as a value, and the resulting exit code. It does not deal with processes:
+// its users fill in the values.
 package result
 
 import (
@@ -197,7 +197,7 @@ func (r Result) Status() Status {
 	return StatusError
 }
 
-// Error is a failure that is not the command's. Code is stable and for programs; Message and Hint are for
+// Error is a failure of sbxrun, not of the command. Code is stable and meant for programs; Message and Hint are for
 // people, and Hint is the remedy.
 type Error struct {
 	Code     string

@@ -42,7 +42,7 @@ type applied struct {
 	Changes int  `json:"changes"`
 	Left    int  `json:"left"`
 	Checked bool `json:"checked,omitempty"`
-	// HeldBack has the paths that were held back, without those below another one.
+	// HeldBack lists the paths that were held back, except those below another one.
 	HeldBack []string            `json:"held_back,omitempty"`
 	Applied  []string            `json:"applied,omitempty"`
 	Error    *result.ReportError `json:"error,omitempty"` // some changes could not be read, or were held back
@@ -64,7 +64,7 @@ func applyAll(ctx context.Context, list []*room.Overlay, paths []string, flags *
 	if err != nil {
 		return done, err
 	}
-	// Check all of them before anything is done.
+	// Check all of them first.
 	for _, o := range trees {
 		if o.Dest == "/" && len(o.changes) > 0 {
 			return done, &result.Error{Code: "overlay", Message: "changes to a root directory cannot be applied", Hint: "keep them with sbxrun snapshot create"}
@@ -150,8 +150,8 @@ func (a *applied) holdBack(trees []*opened, flags *cli.Apply, prefix string) err
 	return e
 }
 
-// apply applies the changes of one overlay. If this process is killed, a note leads cleanup and the next apply in
-// the same directory to its temporary files.
+// apply applies the changes of one overlay. If this process is killed, a note tells cleanup and the next apply in the
+// same directory where its temporary files are.
 func (o *opened) apply(ctx context.Context, flags *cli.Apply) (a overlay.Applied, err error) {
 	dir, err := state.Open(state.Mine())
 	if err != nil {
@@ -199,8 +199,8 @@ func countChanges(ctx context.Context, list []*room.Overlay) *result.ReportChang
 	return &n
 }
 
-// bringHome counts, prints and applies the changes, as the flags ask. It precedes the report, which includes its
-// failure.
+// bringHome counts, prints and applies the changes, as the flags ask. It runs before the report is written, so that
+// the report includes its failure.
 func (r *runner) bringHome(ctx context.Context, list []*room.Overlay, res *result.Result) {
 	if len(list) > 0 && r.reports() {
 		r.changes = countChanges(ctx, list)

@@ -15,7 +15,7 @@ func busyTerms(f *cli.AdmissionFlags) admission.Terms {
 		MaxParallel: int(f.MaxParallel), Warn: float64(f.Warn), Alert: float64(f.Alert)}
 }
 
-// admit waits for admission of a command, whose own limit on tasks is promised.
+// admit waits for admission of a command. promised is the command's own limit on tasks.
 func admit(ctx context.Context, f *cli.AdmissionFlags, promised values.Number, quiet bool) (*admission.Permit, error) {
 	t := busyTerms(f)
 	t.Promised, t.Note = int64(promised), func(text string) { warn(errors.New(text)) }

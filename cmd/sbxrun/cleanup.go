@@ -98,10 +98,10 @@ func printFound(w io.Writer, found []cleanup.Finding, dryRun bool) error {
 	return nil
 }
 
-// soonSwept is the age of a command at which a sweep no longer matters to it.
+// soonSwept is the age of a command from which the time for a sweep no longer matters.
 const soonSwept = 300 * time.Millisecond
 
-// sweepQuickly ends processes that crashes have left running. stateDir is "" for the caller's.
+// sweepQuickly ends processes that crashes have left running. If stateDir is "", it uses the caller's state directory.
 func sweepQuickly(stateDir string) {
 	_, _ = cleanup.Sweep(cleanup.Options{StateDir: stateDir, Quick: true}) // sbxrun cleanup reports it
 }

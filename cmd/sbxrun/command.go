@@ -56,7 +56,8 @@ func (c *command) prepare() (err error) {
 	return err
 }
 
-// period returns the time between the first signal and SIGKILL. Without --grace, a named signal can be handled for 5 s.
+// period returns the time between the first signal and SIGKILL. Without --grace, the command has 5 s to handle a
+// named signal.
 func period(f *cli.DeadlineFlags) time.Duration {
 	if f.Grace == 0 && f.Signal != 0 && f.Signal != values.Signal(syscall.SIGKILL) {
 		return 5 * time.Second
@@ -169,7 +170,7 @@ func (c *command) notStarted(err error) int {
 	return c.conclude(result.Result{Cause: result.StartFailed, Verdict: result.NotApplicable, StartedAt: c.Begin, Duration: time.Since(c.Begin), Err: e})
 }
 
-// refuse reports a wrong command line, in the report if stdout is for that, and returns the exit code. flags is the
+// refuse reports a wrong command line, in the report if that goes to stdout, and returns the exit code. flags is the
 // struct of the command.
 func (c *command) refuse(flags any, err error) int {
 	if !errors.Is(err, cli.ErrHelp) {
@@ -233,7 +234,7 @@ func (c *command) conclude(res result.Result) int {
 				err = errUndelivered
 			}
 		}
-		if err != nil && !errors.Is(err, syscall.EPIPE) { // the reader has closed stdout, which is no failure
+		if err != nil && !errors.Is(err, syscall.EPIPE) { // EPIPE is not a failure: the reader has closed stdout
 			fail(output.Lost(err))
 			return cmp.Or(code, result.ExitOutput)
 		}

@@ -37,7 +37,7 @@ func enoughDescriptors() error {
 		}
 	case unix.ENFILE:
 	default:
-		return nil // the operation that fails words it better
+		return nil // the operation that fails returns a better error
 	}
 	return &result.Error{Code: "setup", Message: message, Hint: proc.DescriptorsHint(err), Err: err}
 }

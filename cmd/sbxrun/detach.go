@@ -62,18 +62,18 @@ func inBackground(command string, args []string, describe func(sandbox.Handover)
 	return describe(said)
 }
 
-// requests are the reasons for a process in the background to end: signals, and a caller that ends while it waits.
+// requests passes on requests to end a background process: signals, and the end of a caller that still waits for it.
 type requests struct {
 	ctx    context.Context
 	giveUp context.CancelCauseFunc
-	of     atomic.Pointer[asked] // set once there is something to end
+	of     atomic.Pointer[asked] // nil until there is something to end
 }
 
 // asked is a sandbox or exec that a signal asks to end. The details are in its record.
 type asked interface{ Asked(syscall.Signal) }
 
 func watchRequests() *requests {
-	// Do this before anybody knows this process: SIGTERM is a request.
+	// Do this before other processes know this one, because SIGTERM is a request.
 	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE)
 	got := make(chan os.Signal, 4)
 	notify(got, syscall.SIGTERM, syscall.SIGINT, syscall.SIGQUIT)

@@ -68,7 +68,7 @@ type diffedOverlay struct {
 type opened struct {
 	*room.Overlay
 	tree    *overlay.Tree
-	changes []overlay.Change // those selected
+	changes []overlay.Change // selected changes
 	named   []string         // the paths that select them, relative to the overlay
 	prefix  string           // precedes printed paths if there are several overlays
 	unread  []string         // selected paths that could not be read
@@ -84,8 +84,8 @@ func unreadable(trees []*opened) error {
 	return nil
 }
 
-// openChanges compares the overlays with their originals and selects the changes at and below paths that
-// exclude does not match. most bounds the files of each overlay; 0 is the default. Warnings go to stderr.
+// openChanges compares the overlays with their originals and selects the changes at and below paths that exclude does
+// not match. most limits the number of files in each overlay; 0 means the default. Warnings go to stderr.
 func openChanges(ctx context.Context, list []*room.Overlay, paths, exclude []string, most int) (out []*opened, err error) {
 	found := map[string]bool{}
 	for _, o := range list {
@@ -142,7 +142,7 @@ func (o *opened) patterns(exclude []string) (list []string) {
 		if !path.IsAbs(p) {
 			list = append(list, p)
 		} else if rel, ok := o.relative(p); ok {
-			list = append(list, "./"+rel) // a path, even without a slash
+			list = append(list, "./"+rel) // matches as a path even without a slash
 		}
 	}
 	return list

@@ -63,8 +63,8 @@ func readEnvironmentFile(name string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(file, values.MaxVarsSize+1))
 }
 
-// readDescriptor reads an open descriptor of a regular file or a pipe to its end. The writer of a pipe has pipeBound
-// to finish, or until a signal arrives.
+// readDescriptor reads an open descriptor of a regular file or a pipe to its end. A pipe must end within pipeBound
+// and before a signal arrives.
 func readDescriptor(name, number string) ([]byte, error) {
 	const pipeBound = 30 * time.Second
 	if caller != nil {

@@ -118,8 +118,8 @@ func (x *execution) run(args []string) int {
 	return x.end(res, delivered)
 }
 
-// hint prints the hosts that were refused after the first before ones, or else a possible obstacle for a command that
-// has failed. The remedy is a flag of sbxrun start.
+// hint prints the hosts that were refused during the exec (all except the first before ones), or else a possible
+// obstacle for a command that has failed. The remedy is a flag of sbxrun start.
 func (x *execution) hint(use *sandbox.Use, before int, res result.Result, network *counters) {
 	f, failed := x.failure(res, network)
 	all := use.Refused()

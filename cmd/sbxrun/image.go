@@ -52,7 +52,7 @@ func useImage(ctx context.Context, f *cli.View, parts *sandbox.Parts, p *room.Po
 		if digest, err = importImage(ctx, ref, p); err != nil {
 			return nil, err
 		}
-		if store, err = snapshots.Mine(snapshots.Look); err != nil { // it may be new
+		if store, err = snapshots.Mine(snapshots.Look); err != nil { // importImage may have created it
 			return nil, err
 		}
 		defer store.Close()

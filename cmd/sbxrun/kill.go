@@ -35,7 +35,7 @@ type killer struct {
 	tags    map[string]string
 	where   string // the directory that --all and --tag searched
 	kills   []*kill
-	unknown []killed // one for each name that no sandbox has
+	unknown []killed // one for each name without a sandbox
 	failed  *multierror.Error
 }
 
@@ -142,8 +142,8 @@ func (k *kill) request(what state.Kill) {
 	}
 }
 
-// await waits until the supervisor has ended and recorded the end. If it has not by late, because it is stopped, for
-// example, await kills init itself.
+// await waits until the supervisor has ended and recorded the end. If that has not happened by late, for example
+// because the supervisor is stopped, await kills init itself.
 func (k *kill) await(late, proofBy time.Time) {
 	if k.apart {
 		k.verdict = result.Unproven

@@ -215,7 +215,7 @@ func mounts(f *cli.View) (list []room.Mount, err error) {
 	return list, nil
 }
 
-// rootMount returns the mount that takes the place of the host's system.
+// rootMount returns the mount that replaces the host's system.
 func rootMount(f *cli.View, dir string) (m room.Mount, err error) {
 	m = room.Mount{Kind: room.ReadOnly, Source: f.Rootfs, Dest: "/", Owned: true}
 	if slices.Contains(f.Overlay, "/") {

@@ -239,7 +239,7 @@ func (r *runner) diagnose(res *result.Result) {
 		res.Err.Hint = "--memory may be too small for the command to start"
 		return
 	}
-	// The diagnosis would lack the same resource. Only the limit on namespaces it can check.
+	// The diagnosis would lack the same resource. It can only check the limit on namespaces.
 	if proc.DescriptorsHint(res.Err) != "" {
 		return
 	}
@@ -284,7 +284,7 @@ func (r *runner) plan(caller room.Caller) error {
 		if r.flags.PrintCommand {
 			return nil
 		}
-		<-r.signals.ready // before this starts anything
+		<-r.signals.ready // signals must be handled before anything starts
 		return r.admitted()
 	}
 	policy, parts, err := policyOf(r.signals.ctx, &r.flags.View, &r.flags.LimitFlags, r.argv, admit)
@@ -307,7 +307,7 @@ func (r *runner) plan(caller room.Caller) error {
 	if r.Planned, err = planLimits(&r.flags.LimitFlags, state.Room{}); err != nil {
 		return err
 	}
-	if r.flags.Apply { // needs it for a note
+	if r.flags.Apply { // --apply writes a note there
 		if err = state.CheckUsable(state.Mine()); err != nil {
 			return err
 		}
@@ -327,8 +327,8 @@ func (r *runner) plan(caller room.Caller) error {
 	return err
 }
 
-// warnOf warns about network rules for a whole top-level domain or the sandbox's own addresses, binds that the command
-// cannot read, and a command name that means another program on the host.
+// warnOf warns about network rules for a whole top-level domain or the sandbox's own addresses, binds that the
+// command cannot read, and a command name that means a different program on the host.
 func warnOf(plan *room.Plan, argv []string, rules []network.Rule) {
 	for _, r := range rules {
 		if text := r.TopLevel(); text != "" {

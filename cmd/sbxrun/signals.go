@@ -37,8 +37,8 @@ var signaled = make(chan struct{})
 
 var closeSignaled = sync.OnceFunc(func() { close(signaled) })
 
-// watchWaiting starts to handle signals in the background, because package signal takes some tenths of a millisecond.
-// Until ready is closed a signal ends sbxrun, which must not have started anything.
+// watchWaiting starts to handle signals in the background, because package signal takes a few tenths of a
+// millisecond. Until ready is closed a signal ends sbxrun, which must not have started anything.
 func watchWaiting() *signals {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	s := &signals{ctx: ctx, cancel: cancel, hurry: make(chan struct{}), ready: make(chan struct{}), admitted: make(chan struct{}), stop: make(chan os.Signal, 1)}
@@ -158,8 +158,7 @@ func orphaned() bool {
 	return true
 }
 
-// diesOf ends sbxrun by a signal that has kept it from starting anything, if that is the error, as if it were not
-// handled.
+// diesOf ends sbxrun if err is a signal that kept it from starting anything, as if that signal were not handled.
 func diesOf(err error) {
 	var request supervise.Request
 	if !errors.As(err, &request) {

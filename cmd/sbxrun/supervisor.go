@@ -36,8 +36,8 @@ func superviseSandbox(args []string, begin time.Time) int {
 	}
 	time.AfterFunc(soonSwept, func() {
 		sweepQuickly(stateDir)
-		// It will idle for long. It keeps its threads, because the task limit may be reached when it has to end
-		// the sandbox.
+		// It will be idle for a long time. It keeps its threads, because the task limit may be reached when it has to
+		// end the sandbox.
 		debug.FreeOSMemory()
 	})
 	if err := box.Wait(); err != nil {

@@ -208,8 +208,9 @@ func lockState(dir string) (*os.File, error) {
 	}
 }
 
-// signals returns channels for the signals to end, of which a second one skips draining, and to reload. Call it before
-// listening. Each kind has its own channel, because many SIGHUPs could displace a SIGTERM (signal.Notify).
+// signals returns a channel for the signals to end, of which the second skips draining, and one for the signals to
+// reload. Call it before listening. Each kind has its own channel, because many SIGHUPs could displace a SIGTERM
+// (signal.Notify).
 func signals() (end, reload <-chan os.Signal) {
 	ends, reloads := make(chan os.Signal, 2), make(chan os.Signal, 1)
 	signal.Notify(ends, unix.SIGTERM, unix.SIGINT)

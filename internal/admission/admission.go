@@ -246,7 +246,7 @@ type reading struct {
 	refused int64
 }
 
-// ampleFor is how long that holds: too short to use up that many tasks.
+// ampleFor is how long such a reading is valid: too short a time to use up that many tasks.
 const ampleFor = 10 * time.Millisecond
 
 func (a *Permit) spareThreads() {
@@ -316,12 +316,12 @@ func (a *Permit) takeLock() error {
 	return nil
 }
 
-// Running lets others be admitted: the command is running. It also creates the threads for the end of a
-// command that runs for longer, before that could use up all tasks.
+// Running records that the command is running, and lets others be admitted. It also creates the threads for the end
+// of a command that runs for longer, before that could use up all tasks.
 func (a *Permit) Running() {
 	a.started()
 	if a != nil && !a.scarce && !a.Lasting {
-		const longer = 20 * time.Millisecond // too short for scarce forks of 50 µs
+		const longer = 20 * time.Millisecond // too short to use up scarce tasks with forks of 50 µs
 		time.AfterFunc(longer, func() {
 			proc.SpareThreads()
 			proc.MakeThreads(ownThreads)

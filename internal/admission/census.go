@@ -9,7 +9,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// Count has the processes of one sandbox, including its execs.
+// Count counts the processes of one sandbox, including its execs.
 type Count struct {
 	Tasks   int   // threads of all processes, zombies included, as a pids cgroup counts them
 	Zombies int   // not yet reaped
@@ -18,10 +18,10 @@ type Count struct {
 
 // Census counts the processes of many sandboxes in one pass through /proc.
 //
-// All processes of a command are descendants of its init, because orphans in a PID namespace are
-// reparented to its init (pid_namespaces(7)), including those in nested namespaces. The init of an exec is
-// a child of a keeper outside the sandbox. Its PID namespace tells to which sandbox it belongs: the parent
-// namespace is that of the sandbox's room (ioctl_nsfs(2), NS_GET_PARENT, Linux 4.9).
+// All processes of a command are descendants of its init, because orphans in a PID namespace are reparented to its
+// init (pid_namespaces(7)), including those in nested namespaces. The init of an exec is a child of a keeper outside
+// the sandbox. Its PID namespace shows which sandbox it belongs to: the parent namespace is the one of the sandbox's
+// room (ioctl_nsfs(2), NS_GET_PARENT, Linux 4.9).
 //
 // A census may miss processes that fork or exit in the meantime.
 type Census struct {

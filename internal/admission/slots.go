@@ -24,9 +24,8 @@ var errFull = errors.New("all slots are taken")
 // takeSlot takes one of the slots 0 to n-1 without waiting. It returns [errFull] if none is
 // free or other processes wait. release frees the slot, as does the end of the process.
 //
-// Only the holder of the queue takes slots. Another process may hold the queue for the
-// moment of looking for a slot, which does not mean that all are taken. takeSlot then
-// queries the slots without taking one, and tries again.
+// Only the holder of the queue takes slots. Another process may hold the queue for a moment while it looks for a
+// slot, which does not mean that all are taken. takeSlot then queries the slots without taking one, and tries again.
 func takeSlot(d safeopen.Folder, n int) (release func(), err error) {
 	queue, err := d.Open(queueName, unix.O_RDWR|unix.O_CREAT)
 	if err != nil {

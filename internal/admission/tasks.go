@@ -146,7 +146,7 @@ func bound(dir string) (b Bound, limited bool, err error) {
 	return b, limited && err == nil, err
 }
 
-// machine adds what bounds all tasks of it.
+// machine adds the limits on all tasks of the machine.
 func (r *Reading) machine(root string) error {
 	data, err := proc.ReadFile(root + "/proc/loadavg")
 	if err != nil {

@@ -32,7 +32,7 @@ type Store struct {
 	sum  int64
 }
 
-// Prefix begins IDs, and names the hash.
+// Prefix starts each ID and names the hash.
 const Prefix = "sha256:"
 
 // perFile is what each file adds to its size in the quota: a disk block and an inode. Without it, small files

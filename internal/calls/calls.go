@@ -147,7 +147,7 @@ func (l *leases) free() {
 	l.memory.Free()
 }
 
-// Store has the background commands of all tenants, or those of one session.
+// Store holds the background commands of all tenants, or of one session.
 type Store struct {
 	dir   string        // for spools
 	keep  time.Duration // how long a finished call is kept
@@ -157,7 +157,7 @@ type Store struct {
 	all map[string]*Call
 }
 
-// NewStore returns a store that has its spools in dir and keeps finished calls for a time.
+// NewStore returns a store with its spools in dir, which keeps finished calls for a time.
 func NewStore(dir string, keep time.Duration, shelf *Quota) *Store {
 	return &Store{dir: dir, keep: keep, quota: shelf, all: map[string]*Call{}}
 }

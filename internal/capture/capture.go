@@ -1,4 +1,4 @@
-// Package capture takes snapshots of overlays. It freezes the sandbox in the meantime if that has a cgroup.
+// Package capture takes snapshots of overlays. While it does, it freezes the sandbox if that has a cgroup.
 package capture
 
 import (

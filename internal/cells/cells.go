@@ -32,7 +32,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/slot"
 )
 
-// Room is the place for an interpreter, such as a [slot.Slot].
+// Room is where an interpreter runs, such as a [slot.Slot].
 type Room interface {
 	// Start starts a command, which ends with ctx, and returns after its exec.
 	Start(ctx context.Context, c slot.Command) (slot.Running, error)
@@ -80,7 +80,7 @@ type Answer struct {
 	// ended for that.
 	Cause  result.Cause
 	State  State
-	Number int // of the cell in its interpreter; 1 starts with no definitions
+	Number int // number in its interpreter; cell 1 starts with no definitions
 
 	Stdout, Stderr result.Stream
 	// Dropped is the number of bytes written between two cells, by threads and background processes. They are

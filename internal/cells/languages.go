@@ -19,8 +19,8 @@ type Language struct {
 	// that it understands, "python" or "node". Without both, the language has no cells.
 	Kept   []string `toml:"kept" json:"kept,omitempty"`
 	Driver string   `toml:"driver" json:"driver,omitempty"`
-	// Ahead is how many interpreters are prestarted for a tenant's next programs. The interpreter must open
-	// the program only after it has started.
+	// Ahead is the number of interpreters prestarted for a tenant's next programs. The interpreter must open the
+	// program only after it has started.
 	Ahead int `toml:"ahead" json:"ahead,omitempty"`
 	// Image is the key of the image in which it runs; "" for the host's programs.
 	Image string `toml:"image" json:"image,omitempty"`

@@ -67,7 +67,7 @@ func (o *output) put(p []byte) {
 	}
 }
 
-// readNow passes on what is in a pipe or socket now, until take wants no more. It neither waits nor reads
+// readNow passes on the current content of a pipe or socket until take returns false. It neither waits nor reads
 // until the pipe is empty, because a writer may keep filling it.
 func readNow(file *os.File, take func(piece []byte) (more bool)) {
 	conn, err := file.SyscallConn()
@@ -91,8 +91,8 @@ func readNow(file *os.File, take func(piece []byte) (more bool)) {
 	})
 }
 
-// swap passes on what is in the pipe now, and directs later data to sink, or drops it if sink is nil. It
-// returns the previous sink and the number of bytes dropped so far.
+// swap passes on the pipe's current content, and directs later data to sink, or drops it if sink is nil. It returns
+// the previous sink and the number of bytes dropped so far.
 func (o *output) swap(sink *stream.Buffer) (before *stream.Buffer, dropped int64) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

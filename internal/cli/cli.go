@@ -53,7 +53,7 @@ type CLI struct {
 	Nodes   Nodes   `cmd:""`
 }
 
-// View is the flags of run and start for files, network, environment and identity.
+// View has the flags of run and start for files, network, environment and identity.
 type View struct {
 	Rootfs, Image                             string
 	Device                                    []string
@@ -80,7 +80,7 @@ type View struct {
 	FakeMeminfo bool   `group:"use" needs:"memory"`
 }
 
-// Vars is the flags for the command's environment.
+// Vars has the flags for the command's environment.
 type Vars struct {
 	Env, EnvFile []string
 	InheritEnv   bool
@@ -178,7 +178,7 @@ type Exec struct {
 	Command []string `arg:"" optional:"" passthrough:"partial"`
 }
 
-// Records is the flags of commands that work with the records of sandboxes.
+// Records has the flags of commands that work with the records of sandboxes.
 type Records struct {
 	JSON     bool
 	StateDir string
@@ -261,7 +261,7 @@ type Cleanup struct {
 	Sandboxes []string `arg:"" optional:"" name:"sandbox" complete:"sandboxes --all execs"`
 }
 
-// Stored is the flags of commands that add a snapshot or an image.
+// Stored has the flags of commands that add a snapshot or an image.
 type Stored struct {
 	TTL     values.Duration
 	MaxSize values.Maximum `default:"16G"`
@@ -269,21 +269,21 @@ type Stored struct {
 	DataDir string
 }
 
-// Listed is the flags of commands that list snapshots or images.
+// Listed has the flags of commands that list snapshots or images.
 type Listed struct {
 	Quiet   bool `short:"q" xor:"as"`
 	JSON    bool `xor:"as"`
 	DataDir string
 }
 
-// Named is the flags and arguments of commands for some of the stored things.
+// Named has the flags and arguments of commands for some of the stored things.
 type Named struct {
 	JSON    bool
 	DataDir string
 	Names   []string `arg:"" name:"name"`
 }
 
-// Exported is the flags and arguments of commands that write a file.
+// Exported has the flags and arguments of commands that write a file.
 type Exported struct {
 	DataDir string
 	Name    string `arg:""`
@@ -360,7 +360,7 @@ type Serve struct{ Listening }
 
 type Gateway struct{ Listening }
 
-// Listening is the flags of servers. They override the configuration.
+// Listening has the flags of servers. They override the configuration.
 type Listening struct {
 	Config                     string
 	Listen                     []string

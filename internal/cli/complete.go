@@ -35,7 +35,7 @@ func Complete(words []string) []string {
 	}
 	ctx, _ := kong.Trace(k, given) // its error is in ctx
 	n := ctx.Selected()
-	if _, err := ctx.Apply(); err != nil || ctx.Error != nil { // probably for want of a value
+	if _, err := ctx.Apply(); err != nil || ctx.Error != nil { // a value is probably missing
 		return valuesOf(flagOf(n.Flags, words[last-1]))
 	}
 	if len(n.Children) > 0 {

@@ -71,7 +71,7 @@ func nodes(k *kong.Kong) []*kong.Node {
 // Commands returns the model of each command in the order of [CLI], including the commands of snapshot and volume.
 func Commands() []*kong.Node { return Model().Model.Leaves(false) }
 
-// Name returns the name of the command that flags is a pointer to the struct of, such as "snapshot ls" for SnapshotLs.
+// Name returns the name of the command whose struct flags points to, such as "snapshot ls" for SnapshotLs.
 func Name(flags any) string {
 	return strings.ToLower(regexp.MustCompile("([a-z])([A-Z])").ReplaceAllString(reflect.TypeOf(flags).Elem().Name(), "$1 $2"))
 }

@@ -67,7 +67,7 @@ func run(root, what, dir string) error {
 	return nil
 }
 
-// functions are for the templates: the pages, whose argument is the root of the source tree, and parts.tmpl.
+// functions can be called in the templates: the pages, whose argument is the root of the source tree, and parts.tmpl.
 var functions = template.FuncMap{
 	"model":     func() *kong.Application { return cli.Model().Model },
 	"commands":  commands,
@@ -89,7 +89,7 @@ var functions = template.FuncMap{
 	},
 }
 
-// commands returns the commands of which this is the first word.
+// commands returns the commands that begin with this word.
 func commands(word string) []*kong.Node {
 	return slices.DeleteFunc(cli.Commands(), func(c *kong.Node) bool { return strings.Fields(c.Path())[0] != word })
 }

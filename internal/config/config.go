@@ -1,5 +1,5 @@
-// Package config has the server's configuration: the TOML file, the tokens, and the defaults. Unknown keys
-// are errors.
+// Package config reads the server's configuration: the TOML file, the tokens, and the defaults. Unknown keys are
+// errors.
 package config
 
 import (
@@ -148,7 +148,7 @@ type Calls struct {
 	Output values.Size     `toml:"output" zero:"no"`
 }
 
-// Rooms is how many sandboxes are prestarted.
+// Rooms configures the prestarted sandboxes.
 type Rooms struct {
 	Min   int `toml:"min"`
 	Max   int `toml:"max"`
@@ -459,10 +459,10 @@ func (c *Config) FindImage(key string) (*snapshots.Image, error) {
 	return store.FindImage(c.Images[key].Image)
 }
 
-// Policy returns what the sandbox of a call shows.
+// Policy returns the policy of a call's sandbox.
 func (c *Config) Policy() (p room.Policy, err error) { return c.PolicyFor("") }
 
-// PolicyFor returns what the sandbox of a call with an image shows, by the image's key, except for the image itself.
+// PolicyFor returns the policy of a call's sandbox with the image of this key, without the image itself.
 func (c *Config) PolicyFor(image string) (p room.Policy, err error) {
 	p = room.Policy{Cwd: room.CwdNone, Captured: true, TmpSize: int64(c.Sandbox.TmpSize), NoFilter: c.Sandbox.AllSyscalls}
 	switch c.Sandbox.Network {

@@ -17,7 +17,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
-// Set is the changes to a sandbox for its devices.
+// Set holds the changes to a sandbox for its devices.
 type Set struct {
 	Nodes  []Node
 	Mounts []Mount // read-only
@@ -43,7 +43,7 @@ type Mount struct{ Source, Dest string }
 // Link is a symbolic link in the sandbox.
 type Link struct{ Target, Dest string }
 
-// Check reports an invalid name of a device. It does not look for the device.
+// Check returns an error for an invalid device name. It does not look for the device.
 func Check(name string) error {
 	if path.IsAbs(name) {
 		if path.Clean(name) == "/" || strings.IndexByte(name, 0) >= 0 {

@@ -100,8 +100,8 @@ func (s *Set) addMount(m mount) error {
 	return nil
 }
 
-// needless are hooks of NVIDIA's that a sandbox does not need: it has no privilege to create device nodes, its
-// directories are open to it, it does not prefer the compatibility libraries of an image, and EGL finds no other GPUs.
+// needless are NVIDIA hooks that a sandbox does not need: it has no privilege to create device nodes, its directories
+// are open to it, it does not prefer the compatibility libraries of an image, and EGL finds no other GPUs.
 var needless = []string{"disable-device-node-modification", "chmod", "enable-cuda-compat", "update-application-profile"}
 
 // translate adds the effect of a hook, which is never executed.

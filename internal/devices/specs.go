@@ -20,7 +20,7 @@ import (
 // Variable names other directories of CDI specifications, separated by colons.
 const Variable = "SBXRUN_CDI_DIRS"
 
-// Bounds of specifications. One of NVIDIA for eight divided GPUs has about 100 KiB.
+// Limits on specifications. NVIDIA's for eight partitioned GPUs has about 100 KiB.
 const (
 	maxSize  = 1 << 20 // of a file
 	maxFiles = 200     // in all directories
@@ -244,7 +244,7 @@ func (s *specs) find(name string) (spec *spec, d *device, err error) {
 	return nil, nil, e
 }
 
-// Listed returns names for a line that people can read.
+// Listed formats names for people, on one line.
 func Listed(names []string) string {
 	const most = 8
 	if n := len(names); n > most {

@@ -21,7 +21,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/seccomp"
 )
 
-// SetupBound limits the entering of a room.
+// SetupBound limits the time to enter a room.
 const SetupBound = 10 * time.Second
 
 // Dying is how long a room may take to end after its first signs, such as a refused entry or the end of a command. On a
@@ -181,8 +181,8 @@ func (e *Entry) candidates() (paths []string) {
 	return paths
 }
 
-// keptBack returns limits that keep commands from using up what sbxrun itself needs of its limits (getrlimit(2)), in
-// addition to the requested ones.
+// keptBack returns limits, in addition to the requested ones, that keep commands from using up resources
+// (getrlimit(2)) that sbxrun itself needs.
 func keptBack(asked []proc.Rlimit) []proc.Rlimit {
 	// If the caller may use real-time scheduling or a lower niceness, a command with these would starve sbxrun.
 	kept := []proc.Rlimit{{Resource: unix.RLIMIT_RTPRIO}, {Resource: unix.RLIMIT_NICE}}
@@ -240,8 +240,8 @@ func (x *Exec) Identify(ctx context.Context, deadline time.Time) error {
 	return nil
 }
 
-// Release releases the payload. From then on a goroutine follows it until Exited is closed, or with a Maker, from
-// [Exec.Follow] on.
+// Release releases the payload. From then on, or with a Maker from [Exec.Follow] on, a goroutine follows it until
+// Exited is closed.
 func (x *Exec) Release() {
 	if x.maker != nil {
 		x.maker.send(x)
@@ -276,7 +276,7 @@ func (x *Exec) Follow(within time.Duration) (ended bool) {
 	return false
 }
 
-// follow waits for the end of the payload or of init until a time, or without limit if it is zero.
+// follow waits until the payload or init has ended, or until a time; a zero time means no limit.
 func (x *Exec) follow(until time.Time) (ended bool) {
 	running := !x.confirm
 	// Only the payload still has the gate open for reading, and closes it when it executes its command. If that fails, it

@@ -14,9 +14,9 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// Maker is a process in a room that makes inits before their commands are known, so that a command does not wait for the
-// entering. It runs one command at a time. Each command has its own PID, mount, IPC and cgroup namespaces, /proc and
-// directories of [Entry.Fresh]. One keeper is above all of them and lasts as long as the Maker.
+// Maker is a process in a room that makes inits before their commands are known, so that a command does not wait for
+// its init to enter. It runs one command at a time. Each command has its own PID, mount, IPC and cgroup namespaces,
+// /proc and directories of [Entry.Fresh]. One keeper is above all of them and lasts as long as the Maker.
 type Maker struct {
 	way
 	entry Entry

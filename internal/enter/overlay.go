@@ -188,7 +188,7 @@ func (s *script) upper(o *Overlay) (upper, work string) {
 func (s *script) scratch(o *Overlay) {
 	size := o.Size
 	if o.Upper != nil || size == 0 {
-		size = 64 << 10 // for directories alone
+		size = 64 << 10 // for directories only
 	}
 	s.Add(StepOverlay, slotFS, unix.SYS_FSOPEN, "tmpfs", unix.FSOPEN_CLOEXEC)
 	s.option("size", strconv.FormatInt(size, 10))

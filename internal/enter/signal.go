@@ -13,8 +13,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// bound limits the entering and a signal, which are a few system calls. A concurrent signal to the whole room may stop
-// the entering process, but not its keeper.
+// bound limits the time to enter and to send a signal, which takes a few system calls. A concurrent signal to the
+// whole room may stop the entering process, but not its keeper.
 const bound = 2 * time.Second
 
 // Signal sends sig to every process of every command in a room with a single kill(2) of PID -1, which no process can

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// other returns the first mount in a mountinfo (proc_pid_mountinfo(5)) that the pattern, or a directory matched by it,
-// contains besides the mount of the get: such a mount disappears with the sandbox. "" means none.
+// other returns the first mount in a mountinfo (proc_pid_mountinfo(5)) that the pattern, or a directory matched by
+// it, contains, other than the mount of the get: such a mount disappears with the sandbox. "" means none.
 func other(mountinfo, pattern, begin string) string {
 	want := strings.Split(pattern, "/")
 	plain := strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)

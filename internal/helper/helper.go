@@ -19,15 +19,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// HoldProgram returns the program of a room's PID 1, an ELF file. It reports with a byte to descriptor 5 that bwrap has
-// built the room, and waits for ever.
+// HoldProgram returns the program of a room's PID 1, an ELF file. It reports with a byte to descriptor 5 that bwrap
+// has built the room, and then waits forever.
 func HoldProgram() string { return holdProgram }
 
 // Keep is the argument with which the helper becomes a keeper. Its descriptor 0 is sbxrun's socket.
 const Keep = "keep"
 
-// File returns the helper as a sealed file in memory. It stays open as long as this process. After an error, for example
-// for lack of descriptors, the next call tries again.
+// File returns the helper as a sealed file in memory. It stays open as long as this process runs. After an error, for
+// example for lack of descriptors, the next call tries again.
 func File() (*os.File, error) { return theHelper.open("helper", program) }
 
 // HoldFile is [File] for the program of a room's PID 1.
@@ -135,7 +135,7 @@ type Slot uint8
 // Slots is the number of slots.
 const Slots = 256
 
-// Ptr is the place of something in a script's data.
+// Ptr is the position of an item in a script's data.
 type Ptr uint32
 
 // Script is a list of system calls that the helper makes in order, without loops. Each call has the name of a step. If a
@@ -296,7 +296,7 @@ func (s *Script) Text(text string) Ptr {
 	return Ptr(at)
 }
 
-// Pointer makes the word at a place a pointer to another one.
+// Pointer makes the word at one position a pointer to another.
 func (s *Script) Pointer(at, to Ptr) {
 	binary.LittleEndian.PutUint64(s.data[at:], uint64(to))
 	s.fixups = append(s.fixups, uint32(at))

@@ -30,8 +30,8 @@ var gitData = set(`objects refs logs reftable packed-refs index shallow descript
 	HEAD FETCH_HEAD ORIG_HEAD MERGE_HEAD CHERRY_PICK_HEAD REVERT_HEAD AUTO_MERGE COMMIT_EDITMSG MERGE_MSG MERGE_MODE MERGE_RR SQUASH_MSG TAG_EDITMSG
 	info/exclude info/refs info/sparse-checkout`)
 
-// set returns a function that reports whether a folded name is among the words. It builds its table when
-// it is called first.
+// set returns a function that reports whether a folded name is among the words. The function builds its table on the
+// first call.
 func set(words string) func(name string) bool {
 	table := sync.OnceValue(func() map[string]bool {
 		m := map[string]bool{}
@@ -87,8 +87,8 @@ func Trusted(name string, is Type) bool {
 	return false
 }
 
-// Top returns what to put before the paths in a directory, for [Trusted]: the name of that directory if
-// it is trusted itself, or its place in a repository; "" otherwise. repository is true if it is one.
+// Top returns the prefix that [Trusted] needs before the paths in a directory: the directory's name if it is trusted
+// itself, or its path in a repository; "" otherwise. repository is true if the directory is a repository.
 func Top(dir string, repository bool) string {
 	if repository {
 		return ".git"
@@ -135,8 +135,8 @@ func inGitDir(parts []string, is Type) bool {
 	return !gitData(first + "/" + fold(parts[1]))
 }
 
-// fold maps names that a file system may take for the same to one: those that differ in case, in
-// characters that Unicode ignores, or in dots and spaces at the end.
+// fold maps names that a file system may treat as equal to a single name: those that differ in case, in characters
+// that Unicode ignores, or in dots and spaces at the end.
 func fold(name string) string {
 	name = strings.Map(func(r rune) rune {
 		if unicode.In(r, unicode.Cf, unicode.Other_Default_Ignorable_Code_Point, unicode.Variation_Selector) {

@@ -5,8 +5,8 @@
 // ([OpenArchive]) or a registry. Nothing in a source is trusted: all digests are verified, sizes and counts have limits, and
 // files are created only inside the store.
 //
-// A layer is kept as it came, and unpacked to a plain tree. The tree of an image consists of hard links to the files of its
-// layers' trees, so images that share a layer share its files.
+// A layer is kept as received, and unpacked to a plain tree. The tree of an image consists of hard links to the files
+// of its layers' trees, so images that share a layer share its files.
 package images
 
 import (
@@ -83,7 +83,7 @@ type Options struct {
 	MaxSize  int64          // bound of the store, and of the unpacked image
 	Owner    *proc.Cred     // user to unpack for; nil for this process's user
 	Packed   bool           // don't unpack the image
-	Progress func(Progress) // called for each layer at its begin and end, and in between; may be nil
+	Progress func(Progress) // called for each layer at the start, during the import and at the end; may be nil
 }
 
 // Progress reports on a layer of an import.

@@ -224,10 +224,10 @@ func (m *merge) replace(from int, name string, to int, base string) error {
 	return err
 }
 
-// maxCopies bounds the descriptors of copies. One layer has fewer files with so many links.
+// maxCopies bounds the descriptors of copies. No usual layer has this many files with so many links.
 const maxCopies = 64
 
-// place links a file. Each file system bounds the links of a file; beyond that, further names share a copy of it.
+// place links a file. Each file system limits the links of a file; beyond that, further names share a copy of it.
 func (m *merge) place(from int, name string, to int, base string) error {
 	err := unix.Linkat(from, name, to, base, 0)
 	if err != unix.EMLINK {

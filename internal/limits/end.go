@@ -45,8 +45,8 @@ func (g *Group) Unthrottle(idle bool) {
 	}
 }
 
-// Loosen thaws the cgroups and those below, and removes the CPU quotas, so that killed processes can die:
-// a throttled thread cannot. Missing cgroups are no error.
+// Loosen thaws the cgroups and those below, and removes the CPU quotas, so that killed processes can die: a throttled
+// thread cannot. Missing cgroups are not an error.
 func (g *Group) Loosen() error {
 	if l := g.lasting; l != nil {
 		for _, s := range g.throttle() {
@@ -125,10 +125,10 @@ func (g *Group) Kill() error {
 	return err
 }
 
-// Remove removes the cgroups. They stay busy for a moment after the last process was reaped, so Remove
-// retries until the deadline. It may be called again after an error. In any case the cgroups have no
-// owner afterwards: the keeper removes them when it has reaped everything, or
-// [Machine.Leftovers] finds them when they are empty. Missing cgroups are no error.
+// Remove removes the cgroups. They stay busy for a moment after the last process was reaped, so Remove retries until
+// the deadline. It may be called again after an error. In any case the cgroups have no owner afterwards: the keeper
+// removes them when it has reaped everything, or [Machine.Leftovers] finds them when they are empty. Missing cgroups
+// are not an error.
 func (g *Group) Remove(deadline time.Time) error {
 	if g.lasting != nil {
 		g.lasting.files.close()
@@ -144,8 +144,8 @@ func (g *Group) Remove(deadline time.Time) error {
 	return err
 }
 
-// RemoveDirs removes cgroups and those below, by their directories. A missing one is no error; one with
-// processes is [unix.EBUSY].
+// RemoveDirs removes cgroups and those below, by their directories. A missing one is not an error; one with processes
+// is [unix.EBUSY].
 func RemoveDirs(dirs []string, deadline time.Time) error {
 	var errs []error
 	for _, dir := range dirs {

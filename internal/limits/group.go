@@ -18,7 +18,7 @@ import (
 // leaf is the child that holds the processes of a v2 cgroup with other children.
 const leaf = "main"
 
-// Group has the cgroups of a sandbox or exec, at most one per hierarchy.
+// Group holds the cgroups of a sandbox or exec, at most one per hierarchy.
 type Group struct {
 	plan    *Plan
 	nodes   []node

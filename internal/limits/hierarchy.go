@@ -12,7 +12,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// Prefix begins the names of all cgroups made by sbxrun.
+// Prefix starts the names of all cgroups made by sbxrun.
 const Prefix = "sbxrun-"
 
 // Mount is a mounted cgroup hierarchy.

@@ -151,7 +151,7 @@ const Spare = 3
 // ErrRenew means that a lasting group cannot have these limits; a group for this command might.
 var ErrRenew = &result.Error{Code: "limit", Message: "a warm sandbox cannot have these limits"}
 
-// afterwards is the amount of memory of earlier commands that does not matter.
+// afterwards is the negligible amount of memory left by earlier commands.
 const afterwards = 4 << 20
 
 // Takes reports whether a lasting group can have these limits now. The page cache of the last command is

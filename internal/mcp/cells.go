@@ -67,7 +67,7 @@ func (f *Server) addResults(ctx context.Context, res *sdk.CallToolResult, a *api
 	return shown
 }
 
-// describeCell says how a cell ended, what it wrote and what it displayed.
+// describeCell describes the end of a cell, its output and its results.
 func describeCell(a *api.CellAnswer) string {
 	var b strings.Builder
 	switch {

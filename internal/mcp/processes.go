@@ -116,7 +116,7 @@ func (f *Server) stopProcess(ctx context.Context, in oneProcess) (*sdk.CallToolR
 	return text("%s", b.String()), &status, nil
 }
 
-// describeProcess says in one line what a process does, or how it ended.
+// describeProcess describes the state of a process, or its end, in one line.
 func describeProcess(s api.CallStatus) string {
 	line := fmt.Sprintf("process %s: %s", s.ID, s.State)
 	switch {

@@ -441,7 +441,7 @@ func (f *Server) readFile(ctx context.Context, in readFile) (*sdk.CallToolResult
 	return res, out, nil
 }
 
-// describe says how a command ended, and what it wrote.
+// describe returns a text about the end of a command and its output.
 func describe(a *api.Answer) string {
 	var b strings.Builder
 	switch {
@@ -501,8 +501,8 @@ func writeStreams(b *strings.Builder, stdout, stdoutBase64, stderr, stderrBase64
 	return silent
 }
 
-// mostlyText decodes output that is not UTF-8, and replaces invalid bytes by U+FFFD. It returns "" if a
-// tenth or more of the bytes are invalid or control characters, because a model cannot use that.
+// mostlyText decodes output that is not UTF-8, and replaces invalid bytes with U+FFFD. It returns "" if a tenth or
+// more of the bytes are invalid or control characters, because a model cannot use that.
 func mostlyText(encoded string) string {
 	b, err := base64.StdEncoding.DecodeString(encoded)
 	if err != nil {

@@ -225,7 +225,7 @@ func (p *Proxy) Published() []result.ReportPublished {
 	return p.publish
 }
 
-// Refused delivers each refused host once, as it happens. It may drop some of many in a short time. The
+// Refused delivers each refused host once, as it happens. It may drop some if there are many in a short time. The
 // channel is closed when the proxy has ended after Serve.
 func (p *Proxy) Refused() <-chan result.ReportHost { return p.refused }
 

@@ -269,17 +269,17 @@ func short(s string) string {
 // the proxy.
 var ownNames = []string{"localhost", "127.0.0.1", "::1"}
 
-// bundles are the places of the CA certificates of distributions, which a sandbox with a network sees.
+// bundles are the paths of the distributions' CA certificates, which a sandbox with a network sees.
 var bundles = []string{
 	"/etc/ssl/certs/ca-certificates.crt",                // Debian, Arch, Alpine
 	"/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", // Fedora, Red Hat
 	"/etc/ssl/ca-bundle.pem",                            // openSUSE
 }
 
-// Variables returns the environment variables for the proxy: those of curl, git, pip, Go and others, those
-// of npm, and the one that makes Node.js use the first ones (22.21, or 24). Node.js, pip and others
-// have CA certificates of their own, so further variables name those of the system, which have the CA of
-// a company's proxy, if rootfs, the root directory of the sandbox, has them; "" is the host's.
+// Variables returns the environment variables for the proxy: those of curl, git, pip, Go and others, those of npm,
+// and the one that makes Node.js use the first ones (22.21, or 24). Node.js, pip and others ship their own CA
+// certificates, so further variables name the system's, which include the CA of a company's proxy, if they exist in
+// rootfs, the root directory of the sandbox; "" is the host's.
 func (s *Spec) Variables(rootfs string) (pairs []string) {
 	if !s.Proxied {
 		return nil

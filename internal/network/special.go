@@ -65,8 +65,7 @@ func confined(rule, p netip.Prefix, own []netip.Addr) bool {
 	return inside
 }
 
-// eachSpecial calls f for every special range that contains all of p. Each address of this host
-// is a range of its own.
+// eachSpecial calls f for every special range that contains all of p. Each address of this host forms its own range.
 func eachSpecial(p netip.Prefix, own []netip.Addr, f func(specialRange)) {
 	for _, r := range special() {
 		if within(p, r.prefix) {

@@ -6,7 +6,7 @@ import "strings"
 // always the sandbox itself.
 const HostName = "host.sbxrun.internal"
 
-// Upstream has the proxies of this host's environment, which the sandbox's proxy uses itself.
+// Upstream holds the proxies of this host's environment, which the sandbox's proxy uses itself.
 type Upstream struct {
 	HTTP  string `json:"http,omitempty"`
 	HTTPS string `json:"https,omitempty"`

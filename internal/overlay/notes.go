@@ -11,11 +11,11 @@ import (
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
-// notePrefix begins the names of notes in the state directory.
+// notePrefix starts the names of notes in the state directory.
 const notePrefix = "apply-"
 
-// Note has the [Staging] of an apply, in a file of the state directory that is locked while its process is alive. If
-// the process dies before Remove, [SweepNotes] finds the note.
+// Note holds the [Staging] of an apply, in a file of the state directory that is locked while its process is alive.
+// If the process dies before Remove, [SweepNotes] finds the note.
 type Note struct {
 	dir  *state.Dir
 	file *os.File

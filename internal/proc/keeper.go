@@ -239,7 +239,7 @@ var errNotEmpty = errors.New("the keeper was killed before it had reaped the san
 // [errNotEmpty], or with os.ErrDeadlineExceeded if there are children left.
 func (k *Keeper) Empty(deadline time.Time) (End, error) { return k.Reaped(0, deadline) }
 
-// LateStatus is the exit code of an init at the deadline set by [Kept.EndAt].
+// LateStatus is the exit code of an init that exits at the deadline set by [Kept.EndAt].
 const LateStatus = 124
 
 // Forget discards the unread reports of a lasting keeper. They are about reaped processes, whose PIDs may be in use again.

@@ -29,7 +29,7 @@ const userThreads = 8
 
 var users sync.Map // *userPool by Cred
 
-// userPool is the threads of one user.
+// userPool holds the threads of one user.
 type userPool struct {
 	calls   chan *userCall
 	mutex   sync.Mutex

@@ -77,7 +77,7 @@ func accept(l net.Listener, to *conns, take func(*net.TCPConn)) {
 	}
 }
 
-// take tells SOCKS5 from HTTP by the first byte, the version of SOCKS.
+// take distinguishes SOCKS5 from HTTP by the first byte, the version of SOCKS.
 func (s *server) take(conn *net.TCPConn) {
 	_ = conn.SetReadDeadline(time.Now().Add(beginBound))
 	var first [1]byte

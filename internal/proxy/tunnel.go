@@ -84,9 +84,8 @@ func listen(inner *net.TCPConn, up net.Conn) *listening {
 // http2Header is the length of an HTTP/2 frame header (RFC 9113, 4.1).
 const http2Header = 9
 
-// isSettings reports whether b is the header of a SETTINGS frame, with which a server of HTTP/2 starts
-// (RFC 9113, 3.4), and which it sends in one piece. A shorter text is none: other servers may send less
-// and wait.
+// isSettings reports whether b is the header of a SETTINGS frame, with which a server of HTTP/2 starts (RFC 9113,
+// 3.4), and which it sends in one piece. A shorter text does not count: other servers may send less and wait.
 func isSettings(b []byte) bool {
 	return len(b) == http2Header && b[3] == 4 && b[5]&0x7f == 0 && b[6] == 0 && b[7] == 0 && b[8] == 0
 }
@@ -225,9 +224,9 @@ func classifyOdd(text []byte) (kind int, sure bool) {
 	return kindHTTP, whole
 }
 
-// proxyHeader is the start of version 2 of the PROXY protocol, and of no other known protocol. A server
-// that accepts it reads on behind it, as behind the line of version 1, where TLS or a request could
-// address any host. Both go to web, which refuses them as invalid requests.
+// proxyHeader is the start of version 2 of the PROXY protocol, and of no other known protocol. A server that accepts
+// it, or the line of version 1, continues to read after it, and TLS or a request there could address any host. Both
+// go to web, which refuses them as invalid requests.
 var proxyHeader = []byte("\r\n\r\n\x00")
 
 // oldHeader is the length of the prefix that identifies a ClientHello in the format of SSL 2.0.

@@ -47,7 +47,7 @@ func (up upstream) of(scheme string, t target) (*url.URL, error) {
 	return up(&url.URL{Scheme: scheme, Host: t.String()})
 }
 
-// connectBy makes a tunnel to a target by another proxy.
+// connectBy makes a tunnel to a target through another proxy.
 func (s *server) connectBy(ctx context.Context, proxy *url.URL, t target) (net.Conn, error) {
 	conn, err := s.dialProxy(ctx, proxy)
 	if err != nil {
@@ -107,8 +107,8 @@ func requestTunnel(conn net.Conn, proxy *url.URL, t target) error {
 	return nil
 }
 
-// byUpstream returns a transport for plain HTTP requests by this host's proxy: many proxies refuse
-// CONNECT to port 80. Each request has a connection of its own, whose bytes count for its host.
+// byUpstream returns a transport for plain HTTP requests through this host's proxy: many proxies refuse CONNECT to
+// port 80. Each request has its own connection, whose bytes count for its host.
 func (s *server) byUpstream() *http.Transport {
 	return &http.Transport{
 		DisableKeepAlives: true,

@@ -25,7 +25,7 @@ type web struct {
 	http    http.Server
 	handed  chan net.Conn
 	forward *httputil.ReverseProxy
-	chained *httputil.ReverseProxy // by the proxy of this host
+	chained *httputil.ReverseProxy // through the proxy of this host
 }
 
 // tunneled is a tunnel with plain HTTP in it.
@@ -296,10 +296,10 @@ func (w *web) within(rw http.ResponseWriter, r *http.Request, tunnel *tunneled) 
 	forward(tunnel.forward, rw, r)
 }
 
-// forward forwards a request, also if the host responds before the end of the request. By default, net/http would read
-// and close the request's body before it writes the response, which would delay or cut that (golang.org/issue/40747).
-// Then, however, the body must end before the handler does: net/http panics if it has to read the rest itself and the
-// connection has another request.
+// forward forwards a request, also if the host responds before the end of the request. By default, net/http would
+// read and close the request's body before it writes the response, which would delay or truncate that
+// (golang.org/issue/40747). Then, however, the body must end before the handler does: net/http panics if it has to
+// read the rest itself and the connection has another request.
 func forward(by *httputil.ReverseProxy, rw http.ResponseWriter, r *http.Request) {
 	r = r.WithContext(context.WithValue(r.Context(), writerKey{}, rw)) // net/http needs its own request unchanged
 	if r.ContentLength == 0 {

@@ -24,7 +24,7 @@ const (
 	stallTime    = time.Minute // without a byte of a body
 )
 
-// retries of requests that fail for a moment. Bodies are resumed by [blob].
+// retries of requests that fail temporarily. Bodies are resumed by [blob].
 var retries = transport.Backoff{Duration: time.Second, Factor: 3, Jitter: 0.1, Steps: 3}
 
 // base returns a transport that uses the proxies of HTTPS_PROXY, HTTP_PROXY and NO_PROXY.

@@ -23,8 +23,8 @@ type Folder struct {
 	Path string // for messages
 }
 
-// Damage is the cause of an error about a file that its package cannot have written, or only in part. Retrying does
-// not help.
+// Damage is the cause of an error about a file that is incomplete, or that its package cannot have written. Retrying
+// does not help.
 type Damage string
 
 func (d Damage) Error() string { return "damaged: " + string(d) }
@@ -164,10 +164,10 @@ func (f Folder) Names() (names []string, err error) {
 	return names, nil
 }
 
-// Unlink removes a file, but no directory. A missing file is no error.
+// Unlink removes a file, but not a directory. A missing file is not an error.
 func (f Folder) Unlink(name string) error { return f.remove(name, 0) }
 
-// Rmdir removes an empty directory. A missing one is no error.
+// Rmdir removes an empty directory. A missing one is not an error.
 func (f Folder) Rmdir(name string) error { return f.remove(name, unix.AT_REMOVEDIR) }
 
 func (f Folder) remove(name string, flags int) error {

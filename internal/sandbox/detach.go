@@ -142,7 +142,7 @@ func Receive() (c *Caller, command string, args []string, err error) {
 	if err := json.NewDecoder(c.socket).Decode(&a); err != nil {
 		return nil, "", nil, err
 	}
-	// Replace the environment of this process by the caller's.
+	// Replace the environment of this process with the caller's.
 	os.Clearenv()
 	for _, pair := range state.Convert[string](a.Env) {
 		if name, value, ok := strings.Cut(pair, "="); ok {

@@ -55,8 +55,7 @@ func (r *recorded) End(q supervise.Request) {
 	time.AfterFunc(q.Grace, r.now)
 }
 
-// Asked ends it as kill.json, written by sbxrun kill, says, or without that file by the signal
-// received.
+// Asked ends it as requested in kill.json, which sbxrun kill writes, or without that file by the received signal.
 func (r *recorded) Asked(sig syscall.Signal) {
 	q := supervise.Request{Cause: result.Canceled, Signal: sig}
 	if kill, err := r.claim.ReadKill(); err == nil && kill != nil {

@@ -64,7 +64,7 @@ func NewRoom(ctx context.Context, plan *room.Plan, parts *Parts, o supervise.Opt
 	return r, nil
 }
 
-// accessOf returns how to enter a plan's room.
+// accessOf returns the values needed to enter a plan's room.
 func accessOf(plan *room.Plan, group *limits.Group, processes limits.Request) state.Room {
 	entry := plan.Entry()
 	a := state.Room{User: proc.Cred{UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())}, Net: string(room.NetNone), Dir: entry.Workdir, Filter: entry.Filter, Env: entry.Env, Limits: processes}

@@ -293,7 +293,7 @@ func (s *Sandbox) finish() error {
 	} else {
 		err = result.All(err, s.claim.Close())
 	}
-	if !s.running { // by another process than the one that starts it
+	if !s.running { // by a process other than the one that starts it
 		err = result.All(&result.Error{Code: "ended", Message: "the sandbox was ended during its start: " + string(res.Cause), ExitCode: res.ExitCode()}, err)
 	}
 	return err

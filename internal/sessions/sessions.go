@@ -138,8 +138,8 @@ func (s *Session) close() *result.Result {
 	return s.report
 }
 
-// left returns the remaining idle time. If that is over, it marks the session as ending, so that no request
-// can use it any more, and returns 0. The caller must end it then.
+// left returns the remaining idle time. If that is over, it marks the session as ending, so that no further request
+// can use it, and returns 0. The caller must end it then.
 func (s *Session) left(now time.Time) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -153,7 +153,7 @@ func (s *Session) left(now time.Time) time.Duration {
 	return left
 }
 
-// Store has the sessions of all tenants.
+// Store holds the sessions of all tenants.
 type Store struct {
 	report func(*Session, *result.Result) // called after each end; frees the lease
 	spawn  func(func())                   // runs a function in the background

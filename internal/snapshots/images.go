@@ -579,7 +579,7 @@ func (s *Store) removeImage(m *Image, names []string) (old []string, err error) 
 	if s.imageInUse(m.Digest) {
 		return nil, &result.Error{Code: "in-use", ExitCode: result.ExitInUse, Message: fmt.Sprintf("image %q is in use", m.Title()), Hint: "end the sandboxes that use it first"}
 	}
-	// The names last: a crash leaves names of a missing image, which are as good as none.
+	// Remove the names last: a crash leaves names of a missing image, which have no effect.
 	if err := s.root.Remove(filepath.Join(imagesDir, imageFile(m.Digest))); err != nil {
 		return nil, Failed(err)
 	}

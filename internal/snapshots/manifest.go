@@ -26,7 +26,7 @@ type Manifest struct {
 	CreatedAt string `json:"created_at"`
 	ExpiresAt string `json:"expires_at,omitempty"`
 
-	Sandbox     string `json:"sandbox"`                // ID of the sandbox that it was taken of
+	Sandbox     string `json:"sandbox"`                // ID of the sandbox that it was taken from
 	SandboxName string `json:"sandbox_name,omitempty"` // name of that sandbox
 	Frozen      bool   `json:"frozen"`                 // the sandbox was frozen
 	Imported    bool   `json:"imported,omitempty"`     // the exporter chose the sources of its trees

@@ -218,7 +218,7 @@ func (d *Dir) release(name, id string) error {
 
 // EndIfIdle returns how long to wait before the next call: the sandbox cannot have been idle for the timeout before
 // then. Idle time counts from the creation and from the end of each use. 0 means that the sandbox is idle and that no
-// use can begin any more: from now on [Entry.HoldActivity] fails.
+// further use can begin: from now on [Entry.HoldActivity] fails.
 func (o *Claim) EndIfIdle(timeout time.Duration) (wait time.Duration, err error) {
 	now := o.dir.clock()
 	// HoldActivity waits for the moment in which this lock is held.

@@ -15,12 +15,12 @@ import (
 	"github.com/sbxrun/sbxrun/internal/safeopen"
 )
 
-// Entry is a sandbox, or a detached exec in one, as other processes than its supervisor see
-// it: a snapshot. It holds no descriptor before Hold, but needs its [Dir]'s.
+// Entry is a sandbox, or a detached exec in one, as processes other than its supervisor see it: a snapshot. It holds
+// no descriptor before Hold, but needs its [Dir]'s.
 type Entry struct {
 	ID     string
 	Record Record
-	// Alive reports whether the supervisor is alive. Once it is dead, the entry does not change any more.
+	// Alive reports whether the supervisor is alive. Once it is dead, the entry no longer changes.
 	Alive bool
 
 	dir  *Dir

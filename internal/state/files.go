@@ -65,7 +65,7 @@ func empty(f safeopen.Folder, dirs bool, keep ...string) error {
 	return err
 }
 
-// scrap removes a directory in f with the files in it, or a file of that name. A missing name is no error.
+// scrap removes a directory in f with the files in it, or a file of that name. A missing name is not an error.
 func scrap(f safeopen.Folder, name string) error {
 	sub, err := f.Sub(name)
 	if safeopen.IsDamaged(err) || errors.Is(err, unix.ENOENT) {
@@ -78,8 +78,8 @@ func scrap(f safeopen.Folder, name string) error {
 	return rmdir(f, name, sub)
 }
 
-// rmdir removes a directory with the files in it. sub is that directory; if it is not open,
-// the directory must be empty. A missing directory is no error.
+// rmdir removes a directory with the files in it. sub is that directory; if it is not open, the directory must be
+// empty. A missing directory is not an error.
 func rmdir(f safeopen.Folder, name string, sub safeopen.Folder) error {
 	if sub.FD >= 0 {
 		if err := empty(sub, name == execsName); err != nil {

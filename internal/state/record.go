@@ -32,7 +32,7 @@ type Record struct {
 	Name       string            `json:"name,omitempty"`
 	Tags       map[string]string `json:"tags,omitempty"`
 	Argv       []string          `json:"argv"`
-	CreatedAt  string            `json:"created_at"` // the report's format, which sorts
+	CreatedAt  string            `json:"created_at"` // in the report's format
 	Phase      Phase             `json:"phase"`
 	Supervisor proc.Identity     `json:"supervisor"`
 	Init       *proc.Identity    `json:"init,omitempty"` // once it exists
@@ -157,8 +157,8 @@ func (k *Kill) check() error {
 	return nil
 }
 
-// Access is how to enter a sandbox. It exists while the command runs, because only then the sandbox is complete, and never
-// changes. It has its own file because the variables may be secrets, which no command may print.
+// Access describes how to enter a sandbox. It exists while the command runs, because only then the sandbox is
+// complete, and never changes. It has its own file because the variables may be secrets, which no command may print.
 type Access struct {
 	Version int           `json:"version"`
 	Init    proc.Identity `json:"init"`

@@ -13,8 +13,8 @@
 //	STATE/ID/execs/       the detached execs in the sandbox, each like a STATE/ID; see [Entry.Execs]
 //	STATE/.ID             the directory of a sandbox that is being made or removed
 //
-// The state directory is private to its owner (0700), so only the same user or root can have put files there. Nothing
-// in it is trusted nevertheless: symbolic links are not followed, only regular files are opened, reads are bounded,
+// The state directory is private to its owner (0700), so only the same user or root can have put files there. Even
+// so, nothing in it is trusted: symbolic links are not followed, only regular files are opened, reads are bounded,
 // and a record names processes by [proc.Identity], which is compared before a signal is sent. Paths are looked up
 // once; everything else is relative to descriptors, so later changes of the path have no effect.
 //
@@ -276,7 +276,7 @@ func (d *Dir) Path() string { return d.root.Path }
 // Folder returns the open directory, for other packages that keep files in it. It is valid until Close.
 func (d *Dir) Folder() safeopen.Folder { return d.root }
 
-// Close closes the directory. Claims and entries of it must not be used any more.
+// Close closes the directory. Its claims and entries must no longer be used.
 func (d *Dir) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

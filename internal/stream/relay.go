@@ -71,7 +71,7 @@ func (r *Relays) Add(src *os.File, take func([]byte)) {
 				return
 			}
 			if err != nil {
-				return // io.EOF, or EIO from a terminal that no process has open any more
+				return // io.EOF, or EIO from a terminal that no process has open
 			}
 		}
 	})

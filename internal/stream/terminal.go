@@ -49,9 +49,9 @@ func OpenTerminal(b Bound, broken func(*result.Error)) (*Streams, error) {
 	return s, nil
 }
 
-// endInput ends the command's input as a person would: with Ctrl-D. It repeats it when the command has read the last
-// one: a program that makes the terminal raw after that was typed (readline) reads another byte instead, and each
-// reader needs one of its own. It returns when ptmx is closed.
+// endInput ends the command's input as a person would: with Ctrl-D. It types another one when the command has read
+// the last: a program that makes the terminal raw after the Ctrl-D was typed (readline) reads a different byte
+// instead, and each reader needs its own Ctrl-D. It returns when ptmx is closed.
 func endInput(ptmx *os.File) {
 	const flags = unix.O_RDONLY | unix.O_NOCTTY | unix.O_CLOEXEC
 	tty, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(proc.Descriptor(ptmx)), unix.TIOCGPTPEER, flags)

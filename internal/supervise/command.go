@@ -389,7 +389,7 @@ func (c *Command) confirmed() bool {
 	}
 }
 
-// requested makes the request that has ended the context the cause.
+// requested sets the cause to the request that has ended the context.
 func (c *Command) requested() {
 	c.request = c.asked()
 	c.cause = c.request.Cause

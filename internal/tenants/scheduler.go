@@ -39,13 +39,13 @@ type tenant struct {
 	at      time.Time
 }
 
-// NewScheduler returns a scheduler with so many places. One in 16 is reserved for tenants that hold none.
+// NewScheduler returns a scheduler with this many places. One in 16 is reserved for tenants that hold none.
 func NewScheduler(places int) *Scheduler {
 	const reserved = 16
 	return &Scheduler{places: places, reserve: places / reserved, tenants: map[string]*tenant{}}
 }
 
-// maxIdleTenants is how many idle tenants are remembered, for their rates.
+// maxIdleTenants is the number of idle tenants remembered for their rates.
 const maxIdleTenants = 10_000
 
 // Ticket is a call that has been admitted or is waiting. The caller must call Leave.

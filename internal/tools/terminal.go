@@ -10,7 +10,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
-// terminfoDirs are where ncurses looks for descriptions of terminals, besides TERMINFO, TERMINFO_DIRS and ~/.terminfo.
+// terminfoDirs are the directories in which ncurses looks for descriptions of terminals, besides TERMINFO,
+// TERMINFO_DIRS and ~/.terminfo.
 var terminfoDirs = []string{"/etc/terminfo", "/lib/terminfo", "/usr/share/terminfo", "/usr/lib/terminfo"}
 
 // Terminal makes the description of the caller's terminal available if it is not one of the system's: it returns a mount

@@ -10,7 +10,7 @@ import (
 
 // Remove removes a name with everything in it, whatever its depth, and including directories closed to their owner.
 // It follows no link and does not leave the file system. It moves nested directories up, so that three descriptors
-// suffice for any depth. Concurrent calls for the same name do no harm. A missing name is no error.
+// suffice for any depth. Concurrent calls for the same name do no harm. A missing name is not an error.
 func Remove(dir int, name string) error {
 	err := unix.Unlinkat(dir, name, 0)
 	if err != unix.EISDIR && err != unix.EPERM { // EPERM is POSIX's error for a directory

@@ -46,7 +46,7 @@ func (r *Root) open(name string, flags int, resolve uint64) (fd int, err error) 
 // Outside returns the host's root; open resolves its paths.
 func Outside(open func(name string, flags int) (int, error)) *Root { return &Root{fd: -1, host: open} }
 
-// Close closes the root. Its sources and directories must not be used any more.
+// Close closes the root. Its sources and directories must no longer be used.
 func (r *Root) Close() {
 	if r.fd >= 0 {
 		unix.Close(r.fd)

@@ -187,7 +187,7 @@ func unwritten(shown string, err error) error {
 	return about(shown, err)
 }
 
-// virtual reports whether files of a file system are generated when they are read, some of them endless.
+// virtual reports whether a file system generates the contents of files on reading. Some of these files are endless.
 func virtual(kind int64) bool {
 	switch kind {
 	case unix.PROC_SUPER_MAGIC, unix.SYSFS_MAGIC, unix.CGROUP_SUPER_MAGIC, unix.CGROUP2_SUPER_MAGIC, unix.DEVPTS_SUPER_MAGIC:

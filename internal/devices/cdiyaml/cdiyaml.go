@@ -1,5 +1,5 @@
-// Package cdiyaml reads CDI specifications in YAML. It is a package of its own because the YAML package takes a fifth of a
-// millisecond at the start of every program that contains it.
+// Package cdiyaml reads CDI specifications in YAML. It is a separate package because the YAML package takes a fifth
+// of a millisecond at the start of every program that contains it.
 package cdiyaml
 
 import (
