@@ -10,6 +10,6 @@ client = sbxrun.Client(os.environ.get("SBXRUN_ADDRESS", "unix:/run/sbxrund.sock"
 
 @tool
 def run_python(code: str) -> str:
-    """Run a Python program, and return what it prints."""
+    """Run a Python program and return its output."""
     report = client.run(code=code, timeout=30)
     return f"{report.stdout}{report.stderr}\n({report.cause}, exit code {report.exit_code})"

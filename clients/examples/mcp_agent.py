@@ -1,11 +1,11 @@
-"""An agent's loop over MCP, with the standard library alone. The model is a function; put a real one in its place."""
+"""An agent's loop over MCP, using only the standard library. The model is a function; replace it with a real one."""
 
 import json
 import subprocess
 
 
 class Tools:
-    """The tools of `sbxrun mcp`, by JSON-RPC on its stdin and stdout."""
+    """The tools of `sbxrun mcp`, over JSON-RPC on its stdin and stdout."""
 
     def __init__(self, command=("sbxrun", "mcp")):
         self.server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -36,12 +36,12 @@ class Tools:
         return self
 
     def __exit__(self, *_):
-        with self.server:  # closes its stdin, at which it ends all that runs, and waits
+        with self.server:  # closes its stdin, which makes it end everything that runs, and waits
             pass
 
 
 def run(model, task, tools):
-    """Ask the model until it has an answer, and call the tools that it wants."""
+    """Query the model until it has an answer, and call the tools that it requests."""
     messages = [{"role": "user", "content": task}]
     while True:
         reply = model(messages, tools.tools)
@@ -54,7 +54,7 @@ def run(model, task, tools):
 
 
 def stub_model(messages, tools):
-    """One that can do nothing but have Python do it."""
+    """A model that can only run Python."""
     if messages[-1]["role"] == "user":
         return {"tool": "run_code", "arguments": {"code": "print(sum(range(101)))"}}
     return {"content": "The sum is " + messages[-1]["report"]["stdout"].strip()}

@@ -1,5 +1,5 @@
-// A service that runs what it is sent, without any framework: POST /execute {"code": "print(6*7)"} answers with lines of
-// JSON while the program runs. A caller who leaves ends it.
+// A service that runs the code it receives, without a framework: POST /execute {"code": "print(6*7)"} responds with JSON
+// lines while the program runs. A client that disconnects ends the program.
 import { createServer } from "node:http";
 import { pathToFileURL } from "node:url";
 import { Client, Refused, SbxrunError } from "sbxrun";
@@ -7,7 +7,7 @@ import { Client, Refused, SbxrunError } from "sbxrun";
 const client = new Client(process.env.SBXRUN_ADDRESS ?? "unix:/run/sbxrund.sock");
 
 function status(e) {
-  if (!(e instanceof SbxrunError)) return 400; // what is asked for is wrong
+  if (!(e instanceof SbxrunError)) return 400; // invalid request
   if (!(e instanceof Refused)) return 502;
   if (e.again !== null) return 503;
   return e.status >= 400 && e.status < 500 ? 400 : 502;

@@ -1,4 +1,4 @@
-"""A service that runs what it is sent, with the standard library alone: POST /execute {"code": "print(6*7)"}."""
+"""A service that runs the code it receives, using only the standard library: POST /execute {"code": "print(6*7)"}."""
 
 import json
 import os
@@ -15,7 +15,7 @@ class Handler(BaseHTTPRequestHandler):
             asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             report = client.run(code=asked["code"], timeout=min(asked.get("timeout", 10), 60))
         except (ValueError, KeyError, TypeError) as e:
-            return self.answer(400, {"error": f"what is asked for is wrong: {e}"})
+            return self.answer(400, {"error": f"invalid request: {e}"})
         except sbxrun.Refused as e:  # nothing has run
             wrong = 400 <= e.status < 500
             return self.answer(503 if e.again is not None else 400 if wrong else 502, {"error": str(e)})

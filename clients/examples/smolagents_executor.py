@@ -1,4 +1,4 @@
-"""An executor for CodeAgent(executor=…) of smolagents: its code runs in the interpreter of a session, without tools but final_answer."""
+"""An executor for CodeAgent(executor=…) of smolagents: its code runs in the interpreter of a session. final_answer is its only tool."""
 
 import json
 
@@ -6,7 +6,7 @@ import sbxrun
 from smolagents.local_python_executor import CodeOutput, PythonExecutor
 
 
-# An answer may be longer than the message of an exception, so it comes in a file.
+# An answer may be longer than the message of an exception, so it is passed in a file.
 PRELUDE = """
 import json, os
 class FinalAnswer(BaseException): pass
@@ -24,7 +24,7 @@ class SbxrunExecutor(PythonExecutor):
 
     def send_tools(self, tools) -> None:
         if set(tools) - {"final_answer"}:
-            raise ValueError("tools run here, and the code there")
+            raise ValueError("tools run in this process, but the code runs in the sandbox")
 
     def send_variables(self, variables) -> None:
         self(f"globals().update(json.loads({json.dumps(variables)!r}))")

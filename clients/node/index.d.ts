@@ -274,7 +274,7 @@ export class Refused extends SbxrunError {
   code: string;
   hint: string;
   status: number;
-  /** Milliseconds until a retry makes sense; null if it does not. */
+  /** Milliseconds until a retry; null if retrying does not help. */
   again: number | null;
 }
 
@@ -373,9 +373,9 @@ export class Process {
   wait(options?: Options): Promise<NonNullable<CallStatus["report"]>>;
   /** Yield the output from a byte offset on, as it arrives. Reconnects after a broken connection. */
   output(options?: Options & { stream?: "stdout" | "stderr"; from?: number }): AsyncGenerator<Uint8Array, void, void>;
-  /** Write to the stdin of a process that was started with keep_stdin; end closes it. Resolves when the process has read everything except what fits into a pipe; if it does not read for as long as the margin, it is Lost, and a part may have been written. */
+  /** Write to the stdin of a process that was started with keep_stdin; end closes it. Resolves when the process has read everything except what fits into a pipe. If the process reads nothing for as long as the margin, rejects with Lost, and part of the data may have been written. */
   send(data: string | Uint8Array, options?: Options & { end?: boolean }): Promise<void>;
-  /** Signal all its processes. Only for processes of a session. */
+  /** Signal all its processes. Works only for processes of a session. */
   signal(name: string): Promise<void>;
   /** End the command and discard its record. */
   end(): Promise<CallStatus>;

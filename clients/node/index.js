@@ -124,7 +124,7 @@ export class Client {
     else if (web && (url.protocol === "http:" || url.protocol === "https:"))
       this.#address = { protocol: url.protocol, host: url.hostname.replace(/^\[|\]$/g, ""), port: url.port };
     else throw new TypeError("want unix:PATH, http://HOST:PORT or https://HOST:PORT");
-    this.#token = token.trim(); // read from a file with a final newline
+    this.#token = token.trim(); // may come from a file that ends with a newline
     this.#margin = margin;
     this.#patience = patience;
     this.#node = node;
@@ -269,7 +269,7 @@ export class Client {
     if (this.#token) headers.Authorization = `Bearer ${this.#token}`;
     if (this.#node) headers["Sbxrun-Node"] = this.#node;
     const secure = this.#address.protocol === "https:";
-    const timeout = Math.min(wait + this.#margin, LONGEST_WAIT); // also of connecting, as an option
+    const timeout = Math.min(wait + this.#margin, LONGEST_WAIT); // an option, so that it also limits connecting
     const request = (secure ? https : http).request({ ...this.#address, method, path, headers, timeout, agent: false });
     request.on("timeout", () => request.destroy(new Lost("no answer in time")));
     const leave = () => request.destroy(signal.reason);
@@ -282,7 +282,7 @@ export class Client {
       request.on("error", (e) => {
         if (signal?.aborted) reject(signal.reason);
         else if (!connected) reject(new Refused("unreachable", `the server cannot be reached: ${e.message}`));
-        else reject(e instanceof Lost ? e : new Lost(`the answer did not come: ${e.message}`, { cause: e }));
+        else reject(e instanceof Lost ? e : new Lost(`the answer did not arrive: ${e.message}`, { cause: e }));
       });
       if (flows(body))
         pour(body, request).catch((e) => {
@@ -518,7 +518,7 @@ export class Process {
     await this.#client._ask("POST", `${this.#path}/stdin${end ? "?end=1" : ""}`, { body: data, type: "application/octet-stream", signal });
   }
 
-  /** Signal all its processes. Only for processes of a session. */
+  /** Signal all its processes. Works only for processes of a session. */
   async signal(name) {
     await this.#client._ask("POST", `${this.#path}/signal`, { body: JSON.stringify({ signal: name }), type: "application/json" });
   }

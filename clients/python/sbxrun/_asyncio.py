@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class AsyncClient:
-    """As Client; streams are asynchronous generators: contextlib.aclosing leaves them at once."""
+    """Like Client. Streams are asynchronous generators; leave one at once with contextlib.aclosing."""
 
     def __init__(self, address: str, token: str = "", *, margin: float = 60, patience: float = 10, node: str = "") -> None:
         self._address = _wire.Address(address)
@@ -113,7 +113,7 @@ class AsyncClient:
             connection.close()
 
     async def _send(self, request: Request, wait: float) -> _Connection:
-        """Send a request, retrying while it is refused for the moment."""
+        """Send a request, retrying while it is refused temporarily."""
         clock = asyncio.get_running_loop().time
         retries = _wire.Retries(self._patience, clock())
         while True:
@@ -152,7 +152,7 @@ class AsyncClient:
 
 
 class _Connection(asyncio.Protocol):
-    """One request and its answer. Streams of asyncio withhold what had come before a connection was reset."""
+    """One request and its answer. asyncio's streams would withhold data received before a connection was reset."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
@@ -175,8 +175,8 @@ class _Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def connection_lost(self, exc: Optional[Exception]) -> None:
-        # A write that fails has asyncio read no more. The server may have answered before it has
-        # read all, and then it says why.
+        # After a failed write, asyncio stops reading. But the server may have answered before it read the whole
+        # request, and its answer has the reason.
         if isinstance(exc, (BrokenPipeError, ConnectionResetError)) and not self._transport.get_extra_info("sslcontext"):
             with self._transport.get_extra_info("socket").dup() as rest:
                 rest.setblocking(False)
@@ -184,7 +184,7 @@ class _Connection(asyncio.Protocol):
                     while chunk := rest.recv(1 << 16):
                         self._received += chunk
                 except OSError:
-                    pass  # there is no more
+                    pass  # no more data
         self._over = True
         self._changed.set()
         self._writable.set()
@@ -199,7 +199,7 @@ class _Connection(asyncio.Protocol):
         self._transport.abort()
 
     async def exchange(self, head: bytes, body: Union[bytes, BinaryIO]) -> None:
-        """Send a request, and read the answer's head, which may come before all is sent: then the rest is not."""
+        """Send a request and read the head of the answer. If that comes before everything is sent, the rest is not sent."""
         sending = asyncio.ensure_future(self._send(head, body))
 
         def sent(_: object) -> None:
@@ -211,7 +211,7 @@ class _Connection(asyncio.Protocol):
             lines = io.BytesIO(await self._until(b"\r\n\r\n"))
         except Lost:
             if sending.done():
-                sending.result()  # raises what has kept the file from being read
+                sending.result()  # raises the error of reading the file
             raise
         finally:
             sending.cancel()
@@ -265,12 +265,12 @@ class _Connection(asyncio.Protocol):
             yield chunk
 
     async def _until(self, end: bytes) -> bytes:
-        """Read a head, or a line, of which no server has a long one."""
+        """Read a head or a line. No server sends long ones."""
         while end not in self._received:
             if len(self._received) > 1 << 16:
                 raise Lost("no valid answer: a line is too long")
             if not await self._more():
-                raise Lost("the answer did not come, or broke off")
+                raise Lost("the answer did not arrive, or broke off")
         return self._take(self._received.index(end) + len(end))
 
     def _take(self, most: int) -> bytes:
@@ -279,7 +279,7 @@ class _Connection(asyncio.Protocol):
         return taken
 
     async def _more(self) -> bool:
-        """Wait until more has come; false says that no more will."""
+        """Wait for more data. Returns false if there will be none."""
         had = len(self._received)
         self._transport.resume_reading()
         while len(self._received) == had and not self._over:
@@ -291,7 +291,7 @@ class _Connection(asyncio.Protocol):
             finally:
                 timer.cancel()
             if len(self._received) == had and not self._over and self._sent == sent and late.is_set():
-                raise Lost("the answer did not come in time")
+                raise Lost("the answer did not arrive in time")
         return len(self._received) > had
 
 
@@ -319,15 +319,15 @@ async def _slices(body: bytes) -> AsyncGenerator[bytes, None]:
 
 
 async def _chunks(file: BinaryIO) -> AsyncGenerator[bytes, None]:
-    """What a file holds, as HTTP has what it knows no length of. Another thread reads it: that may take time."""
+    """The content of a file in chunked encoding, because its length is unknown. Another thread reads it, because reading may block."""
     piece = b"more"
     while piece:
         piece = await asyncio.get_running_loop().run_in_executor(None, file.read, 1 << 16)
-        yield b"%x\r\n%b\r\n" % (len(piece), piece)  # an empty one is the last
+        yield b"%x\r\n%b\r\n" % (len(piece), piece)  # an empty chunk is the last
 
 
 class AsyncSession:
-    """A sandbox that keeps its files. It ends with the async with statement, by end(), or when it has been idle for too long."""
+    """A sandbox that keeps its files. It ends with the async with statement, with end(), or after its idle timeout."""
 
     def __init__(self, client: AsyncClient, id: str) -> None:
         self._client, self.id = client, id
@@ -381,11 +381,11 @@ class AsyncSession:
         await self._client._ask(_wire.send_bytes("PUT", self._path + "/archive", archive, "application/x-tar"))
 
     async def diff(self) -> Dict[str, Any]:
-        """Return what the session has changed in its overlay."""
+        """Return the changes in the session's overlay."""
         return _wire.document(await self._client._ask(Request("GET", self._path + "/diff")))
 
     async def snapshot(self, name: str = "", ttl: float = 0) -> Dict[str, Any]:
-        """Keep what the session has written to its overlay; ttl is in seconds."""
+        """Take a snapshot of the session's overlay; ttl is in seconds."""
         return _wire.document(await self._client._ask(_wire.snapshot_request(self._path, name, ttl)))
 
     async def end(self) -> None:
@@ -414,7 +414,7 @@ class AsyncProcess:
         self._path = path + "/" + _wire.quoted(id)
 
     async def status(self, wait: float = 0) -> Status:
-        """Return the current state; with wait, when the command ends or after that many seconds (at most 60)."""
+        """Return the current state. With wait, return when the command ends or after that many seconds (at most 60)."""
         return _wire.status(await self._client._ask(_wire.status_request(self._path, wait)))
 
     async def wait(self) -> Report:
@@ -450,12 +450,12 @@ class AsyncProcess:
         """Write to the stdin of a process that was started with keep_stdin; end closes it.
 
         Returns when the process has read everything except what fits into a pipe.
-        If it does not read for as long as the margin, this raises Lost, and a part may have been written.
+        If the process reads nothing for as long as the margin, this raises Lost, and part of the data may have been written.
         """
         await self._client._ask(_wire.stdin_request(self._path, data, end))
 
     async def signal(self, name: str) -> None:
-        """Signal all its processes. Only for processes of a session."""
+        """Signal all its processes. Works only for processes of a session."""
         await self._client._ask(_wire.send_json(self._path + "/signal", {"signal": name}))
 
     async def end(self) -> Status:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ._wire import CallOptions, CellOptions, ProcessOptions, SessionOptions
 
 
-_BLOCK = 1 << 16  # of a file that is sent
+_BLOCK = 1 << 16  # bytes read at a time from a file to send
 
 
 class _Unix(http.client.HTTPConnection):
@@ -73,7 +73,7 @@ def _shutdown(s: socket.socket) -> None:
 
 
 class _Unreadable(Exception):
-    """What the file that is sent has raised: an OSError must not look like one of the connection."""
+    """Wraps an OSError from reading the file to send, so that it does not look like an error of the connection."""
 
 
 class _Reading:
@@ -215,10 +215,10 @@ class Client:
                 try:
                     connection.request(request.method, request.path, body, headers)
                 except (BrokenPipeError, ConnectionResetError):
-                    pass  # it may have answered before it has read all, and then it says why
+                    pass  # the server may have answered before it read the whole request
                 response = connection.getresponse()
             except (OSError, http.client.HTTPException) as e:
-                raise Lost(f"the answer did not come: {e!r}") from e
+                raise Lost(f"the answer did not arrive: {e!r}") from e
             if response.status < 300:
                 return connection, response
             with response:
@@ -233,7 +233,7 @@ class Client:
 
 
 def _received(response: http.client.HTTPResponse) -> Generator[bytes, None, None]:
-    left = response.length  # read1 says nothing when a body is shorter than this
+    left = response.length  # read1 does not report a body shorter than this
     while left != 0:
         try:
             chunk = response.read1(1 << 16 if left is None else min(left, 1 << 16))
@@ -336,7 +336,7 @@ class Process:
         self._path = path + "/" + _wire.quoted(id)
 
     def status(self, wait: float = 0) -> Status:
-        """Return the current state; with wait, when the command ends or after that many seconds (at most 60)."""
+        """Return the current state. With wait, return when the command ends or after that many seconds (at most 60)."""
         return _wire.status(self._client._ask(_wire.status_request(self._path, wait)))
 
     def wait(self) -> Report:
@@ -368,12 +368,12 @@ class Process:
         """Write to the stdin of a process that was started with keep_stdin; end closes it.
 
         Returns when the process has read everything except what fits into a pipe.
-        If it does not read for as long as the margin, this raises Lost, and a part may have been written.
+        If the process reads nothing for as long as the margin, this raises Lost, and part of the data may have been written.
         """
         self._client._ask(_wire.stdin_request(self._path, data, end))
 
     def signal(self, name: str) -> None:
-        """Signal all its processes. Only for processes of a session."""
+        """Signal all its processes. Works only for processes of a session."""
         self._client._ask(_wire.send_json(self._path + "/signal", {"signal": name}))
 
     def end(self) -> Status:

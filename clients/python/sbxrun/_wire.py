@@ -107,7 +107,7 @@ class Language:
     command: List[str]
     file: str
     cells: bool
-    image: str = ""  # in which it runs; "" for the server's programs
+    image: str = ""  # image in which it runs; "" for the server's programs
 
 
 @dataclass(frozen=True)
@@ -130,8 +130,8 @@ class Parts(TypedDict, total=False):
     """An image, mounts and network access in addition to the workspace, if the server's configuration permits them."""
 
     image: str  # name of an image
-    overlay: Mapping[str, str]  # name, and path: /work
-    snapshot: str  # id or name of the one to begin from
+    overlay: Mapping[str, str]  # name, and path (default: /work)
+    snapshot: str  # ID or name of the snapshot to begin from
     volumes: Sequence[Mapping[str, Any]]  # name, path, read_only
     network: Mapping[str, Sequence[str]]  # allow: hosts, as HOST or HOST:PORT
 
@@ -140,29 +140,29 @@ class CallOptions(Parts, total=False):
     """Options of a call. Times are seconds; the rest is as in docs/reference/http-api.md of sbxrun."""
 
     code: str
-    language: str  # of code; python
+    language: str  # of code; default: python
     stdin: str
     env: Mapping[str, str]
     workdir: str
-    timeout: float  # 30; in the background of a session its lifetime
+    timeout: float  # default: 30; for background processes of a session, its lifetime
     grace: float
     limits: Mapping[str, Any]
     files: Mapping[str, Content]
     collect: Sequence[str]
-    key: str  # a second request with the same key, until ten minutes after the end of the first (of start: after it was accepted), gets that one's answer, and runs nothing
+    key: str  # a second request with the same key runs nothing and gets the first one's answer, until ten minutes after its end (for start: after it was accepted)
 
 
 class ProcessOptions(CallOptions, total=False):
     """Options of a background process."""
 
-    keep_stdin: bool  # it stays open after the text in stdin, for send
+    keep_stdin: bool  # keep stdin open after the text in stdin, for send
 
 
 class CellOptions(TypedDict, total=False):
     """Options of a cell."""
 
-    language: str  # python
-    timeout: float  # 30
+    language: str  # default: python
+    timeout: float  # default: 30
     limits: Mapping[str, Any]
     files: Mapping[str, Content]
     collect: Sequence[str]
@@ -282,11 +282,11 @@ class Request:
         if self.key:
             headers["Idempotency-Key"] = self.key
         if token:
-            headers["Authorization"] = "Bearer " + token.strip()  # a file ends with a line break
+            headers["Authorization"] = "Bearer " + token.strip()  # it may come from a file that ends with a line break
         if node:
             headers["Sbxrun-Node"] = node
         for name, value in headers.items():
-            if not value.isprintable():  # a line break would begin another header
+            if not value.isprintable():  # a line break would start another header
                 raise ValueError(f"the header {name} cannot have this value")  # which may be the token
         return headers
 
@@ -378,7 +378,7 @@ def _members(options: Mapping[str, Any]) -> Dict[str, Any]:
             value = dict(value)
         elif name in ("collect", "volumes"):
             if isinstance(value, str):
-                raise TypeError(f"{name} is a list")  # of its letters * would be one
+                raise TypeError(f"{name} is a list")  # otherwise a string would become a list of letters
             value = list(value)
         document[name] = value
     return document
