@@ -70,7 +70,7 @@ func limitsScript(t *testing.T, wrap []string) {
 		check.That(t, err != nil, "where root cannot set limits either: %s", out)
 		return
 	}
-	want := fmt.Sprintf("sbxrun: user %d may set limits in process %d, and in what that starts\n", uid, shell.Process.Pid)
+	want := fmt.Sprintf("sbxrun: user %d may set limits in process %d and its descendants\n", uid, shell.Process.Pid)
 	check.Require(t, err == nil && string(out) == want, "the script: %v: %s", err, out)
 	// Running it again changes nothing and succeeds.
 	cmd = exec.Command("sh")

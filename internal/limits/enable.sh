@@ -1,13 +1,13 @@
 
-# Lets user $uid set limits with sbxrun on memory, tasks, CPUs and CPU time, in the shell
-# $shell and what that starts, whichever of these this machine has; for root:
+# Lets user $uid set limits with sbxrun on memory, tasks, CPUs and CPU time, as far as this machine supports them, in
+# the shell $shell and its descendants. Run as root:
 #
 #   cgroup v2 with systemd   the user's own systemd gets the controllers, and runs from boot
 #                            on: so sessions to come can set limits, too
 #   cgroup v2 without        the user gets a cgroup, and the shell goes there
 #   cgroup v1, or both       the same in each hierarchy
 #
-# Cgroups that are made here are there until the machine is booted anew.
+# The cgroups made here last until the next boot.
 set -eu
 
 fail() {
@@ -17,14 +17,14 @@ fail() {
 [ "$(id -u)" = 0 ] || fail 'this is for root: sbxrun doctor --script | sudo sh'
 [ -d "/proc/$shell" ] || fail "process $shell has ended; in the shell that is to set limits: sbxrun doctor --script | sudo sh"
 
-# place OF: the shell's cgroup, of v2 or of a controller of v1, and before it where the
-# hierarchy is mounted. Nothing, if that cannot be seen.
+# place OF: prints the mount point of a hierarchy, v2 or that of a v1 controller, and the shell's cgroup in it. Prints
+# nothing if that is not visible.
 place() {
     awk -v of="$1" '
     function among(list) { return index("," list ",", "," of ",") }
     FILENAME ~ /mountinfo$/ {
         for (i = 7; i < NF && $i != "-"; i++);
-        # Whoever has the shell may have mounted more there. Only what is mounted here, too, counts.
+        # The user of the shell may have mounted more there. Only mounts that exist here, too, count.
         if (NR == FNR) { here[$5] = $(i + 1); next }
         if (point == "" && here[$5] == $(i + 1) && (of == "v2" ? $(i + 1) == "cgroup2" : $(i + 1) == "cgroup" && among($(i + 3)))) {
             root = $4 == "/" ? "" : $4
@@ -42,10 +42,10 @@ place() {
     }' /proc/self/mountinfo "/proc/$shell/mountinfo" "/proc/$shell/cgroup"
 }
 
-# give FILE...: to the user.
+# give FILE...: makes the user the owner.
 give() { chown "$uid" "$@"; }
 
-# enable DIR: all controllers for the children of DIR, and of what is above it.
+# enable DIR: enables all controllers for the children of DIR and of the directories above it.
 enable() {
     [ "$1" = "$top" ] || enable "${1%/*}"
     for controller in cpu memory pids; do
@@ -65,8 +65,8 @@ for controller in memory pids cpu cpuacct; do
     fi
 done
 
-# v2, if the controllers are there. One that holds processes gives none to its children:
-# so the user's is beside the shell's.
+# v2, if it has the controllers. A cgroup with processes cannot enable controllers for its children, so the user's
+# cgroup is a sibling of the shell's.
 found=$(place v2)
 top=${found% *}
 own=${found#* }
@@ -78,15 +78,15 @@ if [ -n "$found" ] && grep -qw memory "$top/cgroup.controllers"; then
         systemctl daemon-reload
         loginctl enable-linger "$uid"
         systemctl start "user@$uid.service"
-        # One that ran before gets them now, and looks once more what it has.
+        # A systemd that is already running gets the controllers now, and detects them when it is executed again.
         enable "$top/user.slice/user-$uid.slice"
         XDG_RUNTIME_DIR=/run/user/$uid setpriv --reuid "$uid" --clear-groups systemctl --user daemon-reexec
     elif [ "$(stat -c %u "${own%/*}")" != "$uid" ]; then
         beside=${own%/*}
         if [ "$own" = "$top" ]; then
             beside=$top
-            # In a container the topmost one may give controllers only if it is empty; that
-            # of the machine has no type.
+            # In a container the topmost cgroup can enable controllers only if it is empty. The machine's root cgroup,
+            # which has no cgroup.type, always can.
             if [ -e "$top/cgroup.type" ]; then
                 mkdir -p "$top/leaf"
                 for pid in $(cat "$top/cgroup.procs"); do
@@ -102,4 +102,4 @@ if [ -n "$found" ] && grep -qw memory "$top/cgroup.controllers"; then
         echo "$shell" >"$new/leaf/cgroup.procs"
     fi
 fi
-echo "sbxrun: user $uid may set limits in process $shell, and in what that starts"
+echo "sbxrun: user $uid may set limits in process $shell and its descendants"

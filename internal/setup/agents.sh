@@ -1,6 +1,6 @@
 #!/bin/sh
-# Tests the tools for agents with coding agents whose model is a stub: Codex, Gemini CLI, opencode and Claude Code, which
-# npm installs into a temporary directory. They have homes of their own, and no network but loopback.
+# Tests the tools for agents with coding agents whose model is a stub: Codex, Gemini CLI, opencode and Claude Code,
+# which npm installs into a temporary directory. They have their own homes, and no network except loopback.
 set -eu
 cd "$(dirname "$0")/../.."
 agents=$(mktemp -d "${TMPDIR:-/tmp}/sbxrun-agents.XXXXXX")

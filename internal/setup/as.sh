@@ -2,7 +2,7 @@
 # Runs a test binary as another user, for go test -exec. other.sh sets
 #   SBXRUN_TEST_AS     the UID: 0 by sudo, any other from root
 #   SBXRUN_TEST_ROOT   the source tree in which go test runs
-#   SBXRUN_TEST_COPY   a copy of it that the user can read, with home and tmp beside it
+#   SBXRUN_TEST_COPY   a copy of it that the user can read, with home and tmp next to it
 set -eu
 program=$1
 shift

@@ -8,9 +8,9 @@ cd "$(dirname "$0")/../.."
 units=$(go list ./... | grep -v '/tests$\|/tests/')
 . internal/setup/later.sh
 # The current user has run all tests with test.sh, so this runs the quick unit tests with the race detector, and
-# otherwise only the tests that test.sh leaves out or repeats less. The other user has all tests except those that do
-# not depend on the user, with fewer tries of rare events. On a slow machine that would take three hours: nobody has more
-# tries, and the other user only the tests that test.sh has.
+# otherwise only the tests that test.sh leaves out or repeats less. The other user runs all tests except those that do
+# not depend on the user, with fewer tries of rare events. On a slow machine that would take three hours: there no
+# user makes more tries, and the other user runs only the tests of test.sh.
 [ "$slow" = 1 ] || note "NOT ALL: this machine is $slow times slower than usual"
 
 # user NAME [FLAG...]: the tests as one user; with FLAG, the other one.

@@ -1,5 +1,5 @@
-# Prints the output of failed tests, with their verdicts, from that of go test -v. The lines
-# of parallel tests alternate; a line with === names the test of the next ones.
+# Prints the output of failed tests, with their verdicts, from the output of go test -v. The lines of parallel tests
+# alternate; a line with === names the test of the next ones.
 
 /^=== PAUSE / { next }
 /^=== / { name = $3; next }

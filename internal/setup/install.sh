@@ -76,7 +76,7 @@ package() {
     fedora/npm) echo nodejs-npm ;;
     */npm) echo npm ;;
     alpine/pip3) echo py3-pip py3-setuptools py3-wheel ;;
-    */pip3) echo python3-pip python3-setuptools python3-wheel ;; # which build without an index
+    */pip3) echo python3-pip python3-setuptools python3-wheel ;; # to build without an index
     fedora/pgrep) echo procps-ng ;;
     */pgrep) echo procps ;;
     alpine/setpriv) echo setpriv ;;
@@ -132,8 +132,8 @@ fi
 # $missing, $as_root: package names and at most one word, split on purpose.
 case $family in
 debian)
-    # Fresh machines come without package lists, and old lists name packages
-    # that are gone: so the lists are fetched if there are none, or if it fails.
+    # Fresh machines have no package lists, and old lists name packages that are gone. So fetch the lists if there are
+    # none, or if the installation fails.
     set -- $as_root env DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends $missing
     if ! ls "$root"/var/lib/apt/lists/*_Packages* >/dev/null 2>&1; then
         run $as_root apt-get update

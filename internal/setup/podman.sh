@@ -157,7 +157,7 @@ files() {
     cmp got/given in
 }
 
-# refused HINT ARG...: asserts that sbxrun refuses to start, and why.
+# refused HINT ARG...: asserts that sbxrun refuses to start, with this hint.
 refused() {
     want=$1 code=0
     shift

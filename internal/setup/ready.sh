@@ -1,5 +1,5 @@
 #!/bin/sh
-# Checks that go works, before anything is installed, and says what to do if it does not.
+# Checks that go works before anything is installed, and otherwise prints a remedy.
 set -eu
 
 die() {

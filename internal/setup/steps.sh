@@ -42,7 +42,7 @@ step() {
     note "$verdict: $name, $(($(date +%s) - begin)) s"
 }
 
-# beside NAME COMMAND...: a step that runs beside the next ones, until joined.
+# beside NAME COMMAND...: runs a step in parallel with the next ones, until joined.
 beside() {
     beside=$1
     shift
@@ -66,7 +66,7 @@ finish() {
 }
 
 suite=internal/setup/suite.sh
-machine=$(dpkg --print-architecture 2>/dev/null || :) # empty elsewhere than on Debian
+machine=$(dpkg --print-architecture 2>/dev/null || :) # empty except on Debian
 compiler=$(go env CC)
 race=
 if [ "$(go env CGO_ENABLED)" = 1 ] && command -v "${compiler%% *}" >/dev/null; then

@@ -2,7 +2,7 @@
 # Runs go test, and prints the result of each package, the output of failed tests, and last
 # the numbers of tests that passed, failed and were skipped.
 #
-# usage: suite.sh NAME ARG...    NAME is for the last line, ARG are those of go test
+# usage: suite.sh NAME ARG...    NAME is for the last line, ARGs are passed to go test
 #
 # With SBXRUN_TESTS_NO_SKIP=1, which CI sets, a skipped test is a failure.
 set -eu

@@ -13,9 +13,9 @@ export SBXRUN_TESTS_SLOW="${SBXRUN_TESTS_SLOW:-$((6 * slow))}"
 # The flags of build.sh, to use its build cache and link without debug information: with an empty
 # cache this halves the time.
 export CGO_ENABLED=0
-set -- -trimpath -ldflags=-s\ -w -vet=off # lint.sh has the whole of go vet
-# The longest packages start first, so that the others run beside them. Tests mostly wait, so six run
-# at once. A slow machine runs fewer packages, because processes would wait for a CPU for seconds.
+set -- -trimpath -ldflags=-s\ -w -vet=off # lint.sh runs all of go vet
+# The longest packages start first, so that the others run in parallel. Tests mostly wait, so six run at once. A slow
+# machine runs fewer packages, because processes would wait for a CPU for seconds.
 packages=3
 [ "$slow" = 1 ] || packages=2
 exec internal/setup/suite.sh "as uid $(id -u)" "$@" -p $packages -parallel 6 -short -skip "$later" ./tests/faults ./tests ./...

@@ -82,12 +82,12 @@ struct rights {
 long sys(long number, long a, long b, long c, long d, long e, long f);
 #define SYS(name, a, b, c, d, e) sys(__NR_##name, (long)(a), (long)(b), (long)(c), (long)(d), (long)(e), 0)
 
-// Continues in a new process, made by clone(2) with flags, and exits in this one. It returns an error, or 0 in the new
-// process, which shares the memory and the stack: this one does not use them any more.
+// Continues in a new process, made by clone(2) with flags, and exits in this one. It returns an error, or 0 in the
+// new process, which shares the memory and the stack: this one no longer uses them.
 long become(unsigned long flags);
 
-// Calls run in a new process with a stack of its own, which shares the memory. It returns the process's PID, or an error.
-// Sharing costs a tenth of a copy of the memory.
+// Calls run in a new process, which has its own stack and shares the memory. It returns the process's PID, or an
+// error. Sharing costs a tenth of a copy of the memory.
 long clone_on(unsigned long flags, void *stack, void (*run)(void *), void *arg);
 
 static inline int failed(long result)
@@ -179,7 +179,7 @@ struct process {
 	int place; // number of its stacks: see PLACES
 	uint64_t slots[SLOTS];
 	struct rights rights;
-	struct beginning { // of its child, which reads it while this process goes on
+	struct beginning { // of its child, which reads it while this process continues
 		const struct process *parent;
 		const struct script *script;
 		uint32_t at;

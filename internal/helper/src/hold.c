@@ -1,4 +1,4 @@
-// A room's PID 1, a program of its own. It reports that bwrap has built the room and waits for ever.
+// A room's PID 1, a program of its own. It reports that bwrap has built the room and then waits forever.
 //
 // sbxrun cleanup recognizes abandoned rooms by this program, also those of another version of sbxrun. So it should not
 // change.

@@ -90,7 +90,7 @@ static void set_up(void)
 	report_fd = SOCKET;
 	// All signals stay blocked: only SIGKILL can end the keeper before its work is done.
 	must(signals_step, SYS(rt_sigprocmask, SIG_SETMASK, &set, 0, 8, 0));
-	// exec keeps SIG_IGN, and a bwrap before 0.11.1 that ignores SIGCHLD hangs for ever.
+	// exec keeps SIG_IGN, and a bwrap before 0.11.1 that ignores SIGCHLD hangs forever.
 	for (int n = 1; n <= 64; n++)
 		if (n != SIGKILL && n != SIGSTOP)
 			SYS(rt_sigaction, n, action, 0, 8, 0);
@@ -295,8 +295,8 @@ static void reap(void)
 		if (pid == 0 || failed(pid))
 			return;
 		if (pid == monitor) {
-			// bwrap has ended with the room or was killed. In the latter case its child may not have set its death signal
-			// yet (bubblewrap #633), or may wait for ever for bwrap to write its UID map.
+			// bwrap has ended with the room or was killed. In the latter case its child may not have set its death
+			// signal yet (bubblewrap #633), or may wait forever for bwrap to write its UID map.
 			ending = 1;
 			record.program = 1;
 			record.status = status;

@@ -1,18 +1,17 @@
 #!/bin/bash
-# Builds bubblewrap of several versions into the cache directory, as DIRECTORY/VERSION/bwrap,
-# from the sources that Debian and Ubuntu have made their packages of. What is there
-# already stays; nothing is installed. It prints the versions that are there in the end, and
-# fails if one of them is not.
+# Builds bubblewrap of several versions into the cache directory, as DIRECTORY/VERSION/bwrap, from the sources of
+# Debian's and Ubuntu's packages. It keeps existing builds and installs nothing. It prints the available versions, and
+# fails if one is missing.
 #
 # usage: make.sh DIRECTORY
 #
-# Needs a C compiler, python3 and apt. The archives that are asked are apt's own, and
-# SBXRUN_MIRRORS: 0.4.0 and 0.6.1 are Ubuntu's, the others Debian's.
+# Needs a C compiler, python3 and apt. It downloads from apt's archives and SBXRUN_MIRRORS: 0.4.0 and 0.6.1 are in
+# Ubuntu's, the others in Debian's.
 set -euo pipefail
 cache=$1
 mirrors="${SBXRUN_MIRRORS-} $(apt-get indextargets --format '$(REPO_URI)' | sed 's,/*$,,' | sort -u)"
 
-# Versions and checksums of the sources. docs/guides/deploy.md tells which system has which.
+# Versions and checksums of the sources. docs/guides/deploy.md lists the systems that have them.
 versions='
 0.4.0 e5fe7d2f74bd7029b5306b0b70587cec31f74357739295e5276b4a3718712023
 0.4.1 b9c69b9b1c61a608f34325c8e1a495229bacf6e4a07cbb0c80cf7a814d7ccc03
@@ -33,7 +32,7 @@ exec 9>"$cache/lock"
 flock 9
 apt=(-o APT::Sandbox::User=root) # not _apt, which may not write here
 
-# fetch VERSION SHA256 FILE: apt compares the checksum.
+# fetch VERSION SHA256 FILE: downloads a source; apt verifies the checksum.
 fetch() {
     local mirror
     for mirror in $mirrors; do
@@ -43,7 +42,7 @@ fetch() {
     return 1
 }
 
-# capabilities: the library that bwrap needs for them, with its header.
+# capabilities: downloads libcap, which bwrap needs, with its header.
 capabilities() {
     local into=$cache/libcap update=(apt-get --quiet update)
     [ ! -d "$into" ] || return 0
@@ -54,11 +53,11 @@ capabilities() {
         cd "$into.new"
         apt-get "${apt[@]}" --quiet download libcap-dev || { "${update[@]}" && apt-get "${apt[@]}" --quiet download libcap-dev; }
         dpkg-deb --extract ./*.deb .
-    ) >&2 || { echo 'bwraps: libcap-dev cannot be had' >&2 && return 1; }
+    ) >&2 || { echo 'bwraps: cannot download libcap-dev' >&2 && return 1; }
     mv "$into.new" "$into"
 }
 
-# build VERSION SHA256: without meson, which the older ones do not know.
+# build VERSION SHA256: builds without meson, which older versions do not support.
 build() {
     local new=$cache/$1.new source=$cache/$1.new/bubblewrap-$1
     rm -rf "$new"

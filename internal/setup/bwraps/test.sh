@@ -1,6 +1,6 @@
 #!/bin/bash
-# Runs those tests that depend on bubblewrap with each of the versions that make.sh
-# builds, as the user you are and as the other one.
+# Runs the tests that depend on bubblewrap with each of the versions that make.sh builds, as the current user and as
+# the other one.
 #
 # usage: test.sh [--some | VERSION...]    with --some those that can be built, as a source may no longer be where it
 #                                         was, but for the one that is installed: everything else was tested with it
@@ -11,13 +11,13 @@ cd "$root"
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/sbxrun-bwraps
 export PATH="$PATH:/usr/sbin:/sbin:/usr/bin:/bin" SBXRUN_BIN="$root/bin/sbxrun" SBXRUN_TESTS_SLOW="${SBXRUN_TESTS_SLOW:-4}"
 
-# What a room is and how it ends; not what is the same whoever has built it.
+# Tests of the room and its end, but not of code that is the same for every bubblewrap.
 packages='./internal/room ./internal/enter ./internal/doctor ./tests'
 tests='Scripts|Trees|OlderBwrap|Start.*|Prepare.*|Plan.*|Find.*|Exec(End|View|Privileges)|Signal.*|Diagnose.*|Examine.*'
 tests+='|PayloadTakesOverNothing|SignalsEverybody|NestedSandboxes|Descriptors.*|Secret.*|CleanEnvironment|NoNetwork|OwnLoopback|CurrentDirectory.*|ExecTrees|ExecCodes|Kill|Lifetime|IdleRoomKilled'
 tests+='|LimitMemory|LimitForkBomb|LimitRefused|LimitTmpSize|LimitProcess|LimitFakeMeminfo|Seccomp.*|Timeout(Words|Signaled)|Litter|Overlay|OverlayApply|Snapshot|SnapshotHere|Volume|Cp|PutGet|MountRace|CurrentDirectoryExchanged|Protect.*'
 tests+='|Image(Run|Writable|Disks)|Rootfs.*|Devices.*|SelfExe|PlantedProgramsInPath|NamedBwrapExposed|EmptyFiles|ProcMasked|LargeIDs|PlanningHasNoEffects'
-# And with the newest what is made in a room by sbxrun itself.
+# With the newest version, also tests of things that sbxrun itself makes in a room.
 newest='|Reached|Refused|NothingElse|Publish|Connect|GetHostile|CpHostile'
 export SBXRUN_SOAK=2
 
@@ -32,7 +32,7 @@ fi
     echo 'bwraps: error: no other version of bubblewrap could be built' >&2
     exit 1
 }
-# Only root may be able to change the directories of a bwrap; /var/tmp passes outside user namespaces.
+# Only root may be able to change the directories of a bwrap. Outside user namespaces, /var/tmp is accepted as well.
 place=/opt
 [ -w "$place" ] || place=/var/tmp
 work=$(mktemp -d "$place/sbxrun-bwraps.XXXXXX")
@@ -44,7 +44,7 @@ chmod 755 "$work"
 
 usual=$PATH
 for version in ${*:-$built}; do
-    # Where root's unprivileged uid finds it.
+    # A place that root's unprivileged uid can reach.
     install -D -m 755 "$cache/$version/bwrap" "$work/$version/bwrap"
     chmod 755 "$work/$version"
     export PATH="$work/$version:$usual" SBXRUN_BWRAP="$work/$version/bwrap"

@@ -1,7 +1,7 @@
 #!/bin/bash
-# Installs the package for arm64 in a machine of that kind, which qemu emulates, and
-# tries it there as root and as an ordinary user; then runs the tests of what is
-# written for the processor, the helper above all, and a few of the built command.
+# Installs the package for arm64 in an arm64 machine emulated by qemu, and tries it there as root and as an ordinary
+# user. Then it runs the tests of code that depends on the processor, mainly the helper, and a few of the built
+# command.
 #
 # usage: arm64.sh    on Debian for amd64: ../vm/fetch.sh
 set -euo pipefail
@@ -32,7 +32,7 @@ LIST
 cat >"$work/guest.sh" <<'GUEST'
 set -euo pipefail
 cd /share
-# Nothing is on record there: what it depends on was unpacked.
+# dpkg knows no packages there, because the dependencies were only unpacked.
 dpkg --force-depends --install sbxrun.deb >/tmp/log 2>&1 || { cat /tmp/log && exit 1; }
 mkdir -p /opt/tree
 tar -x --no-same-owner -C /opt/tree -f tree.tar

@@ -1,13 +1,13 @@
 #!/bin/sh
-# After the package is installed or upgraded. What is not there is not asked.
+# Runs after the package is installed or upgraded. Missing programs are skipped.
 if command -v systemd-sysusers >/dev/null; then
     systemd-sysusers /usr/lib/sysusers.d/sbxrun.conf || :
 fi
 if [ -d /run/systemd/system ]; then
     systemctl daemon-reload || :
 fi
-# Ubuntu 24.04 allows user namespaces to programs with a profile alone. AppArmor before 4
-# would fail to read it as a whole, and two profiles of one program are worse than none.
+# Ubuntu 24.04 allows user namespaces only to programs with a profile. AppArmor before 4 could not parse the profile,
+# and two profiles for one program are worse than none.
 profiles=/etc/apparmor.d
 if [ -e $profiles/abi/4.0 ] && [ ! -e $profiles/bwrap-userns-restrict ] &&
     ! grep -Eqs '^([^#]*[[:space:]])?"?/(usr/)?bin/bwrap"?[[:space:]]([^#]*[[:space:]])?\{' $profiles/*; then

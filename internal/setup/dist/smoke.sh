@@ -1,6 +1,5 @@
 #!/bin/bash
-# Runs the sbxrun of PATH as one who has just installed it: the main job, files, and a
-# sandbox that lives on.
+# Tries the sbxrun in PATH like a new user: the main purpose, files, and a sandbox that keeps running.
 set -euo pipefail
 
 # expect WANT GOT WHAT
@@ -22,17 +21,17 @@ code=0
 sbxrun --timeout 60 sh -c 'exit 7' || code=$?
 expect 7 "$code" 'exit code'
 
-# Out of its session, and deaf to SIGTERM: what timeout(1) leaves behind.
+# A process in another session that ignores SIGTERM, which timeout(1) would leave behind.
 code=0
-# shellcheck disable=SC2016 # for the shell inside
+# shellcheck disable=SC2016 # for the inner shell
 sbxrun --timeout 1 --report report -- sh -c 'trap "" TERM; setsid sh -c "sleep 300" & sleep 300' 2>/dev/null || code=$?
 expect 124 "$code" 'exit code at the deadline'
 expect '"verdict":"proven"' "$(grep -o '"verdict":"[a-z]*"' report)" 'verdict'
 
-# As root that takes a file system that can be idmapped, which not all can.
+# As root this requires a file system that can be idmapped, which not all can.
 if [ "$(id -u)" != 0 ]; then
     sbxrun -w --timeout 60 sh -c 'echo written >file'
-    expect "written $(id -u)" "$(cat file) $(stat -c %u file)" 'a file, and whose it is'
+    expect "written $(id -u)" "$(cat file) $(stat -c %u file)" 'a file and its owner'
 fi
 
 box=$(sbxrun start --timeout 300)

@@ -1,7 +1,7 @@
 #!/bin/bash
-# Tests what make.sh makes: it is the same twice, go install has a version, and each
-# package is installed, tried and removed. That is done by root, in a mount namespace
-# with an overlay over this machine's /, so that the machine stays as it was.
+# Tests the files that make.sh makes: they are reproducible, go install has a version, and each package can be
+# installed, used and removed. The last part runs as root, in a mount namespace with an overlay over this machine's /,
+# so that the machine does not change.
 #
 # usage: test.sh    on Debian or Ubuntu, as root or where sudo asks nothing
 set -euo pipefail
@@ -13,7 +13,7 @@ die() {
     exit 1
 }
 
-# outside is what needs the sources and Go, and nobody's rights.
+# outside runs the parts that need the sources and Go, but no privileges.
 outside() {
     cd "$(dirname "${BASH_SOURCE[0]}")/../../.."
     work=$(mktemp -d "${TMPDIR:-/tmp}/sbxrun-packages.XXXXXX")
@@ -32,7 +32,7 @@ outside() {
     date=$(git log -1 --format=%ct)
     (umask 077 && cd "$work/another/place" && TZ=Asia/Tokyo SBXRUN_VERSION=$version SOURCE_DATE_EPOCH=$date ./setup.sh dist "$work/again" >/dev/null)
     diff "$work/packages/SHA256SUMS" "$work/again/SHA256SUMS" || die 'the files differ'
-    # The compiler, too, does it twice, and not its cache.
+    # Compile again, without the cache.
     (cd "$work/another/place" && GOCACHE=$work/cache SBXRUN_VERSION=$version internal/setup/build.sh "$work/compiled")
 
     for arch in amd64 arm64; do
@@ -49,13 +49,13 @@ outside() {
     diff --recursive "$work/$(go env GOARCH)/bin" "$work/compiled" || die 'the programs differ'
 
     say 'go install'
-    # The newest release of a proxy that has just this one.
+    # A module proxy with a single release, this one.
     release=v0.987.0 proxy=$work/proxy/github.com/sbxrun/sbxrun/@v
     mkdir -p "$proxy" "$work/module/github.com/sbxrun"
     cp -r "$work/another/place" "$work/module/github.com/sbxrun/sbxrun@$release"
-    # Without what is a module of its own below.
+    # Without nested modules.
     find "$work/module/github.com/sbxrun/sbxrun@$release" -mindepth 2 -name go.mod -printf '%h\n' | xargs -r rm -r
-    # Files alone: the go command takes no directories.
+    # Only files, because the go command rejects directories.
     (cd "$work/module" && find github.com -type f | python3 -c 'import sys, zipfile
 with zipfile.ZipFile(sys.argv[1], "w") as z:
     for name in sys.stdin.read().splitlines():
@@ -76,8 +76,8 @@ with zipfile.ZipFile(sys.argv[1], "w") as z:
     "${as_root[@]}" unshare --mount --propagation private bash "$work/test.sh" overlay "$work"
 }
 
-# overlay makes the root to install in, and goes there. Not by chroot(1), in which no
-# user namespace can be made.
+# overlay makes the root to install in, and enters it. It does not use chroot(1), in which no user namespace can be
+# created.
 overlay() {
     mount -t tmpfs -o mode=755 tmpfs /mnt
     mkdir /mnt/{upper,work,root,run}
@@ -85,7 +85,7 @@ overlay() {
     for dir in proc sys dev; do mount --rbind /$dir /mnt/root/$dir; done
     mount -t tmpfs -o mode=755 tmpfs /mnt/root/run
     mount -t tmpfs -o mode=1777 tmpfs /mnt/root/tmp
-    # For apt, as it may lead to /run.
+    # For apt: the file may be a link to /run.
     cat /etc/resolv.conf >/mnt/run/resolv.conf
     rm -f /mnt/root/etc/resolv.conf
     cp /mnt/run/resolv.conf /mnt/root/etc/resolv.conf
@@ -99,26 +99,26 @@ overlay() {
         DEBIAN_FRONTEND=noninteractive bash /tests/test.sh installed
 }
 
-# quietly COMMAND...: shows what it prints if it fails, Debian's rpm warns of itself.
+# quietly COMMAND...: shows the output only if the command fails, because Debian's rpm prints warnings about itself.
 quietly() {
     "$@" >/tmp/log 2>&1 || { cat /tmp/log >&2 && die "$*"; }
 }
 
-# apt NAME...: lists that are missing or old are fetched first.
+# apt NAME...: installs packages. If that fails, it fetches the package lists first.
 apt() {
     local install=(apt-get --yes --no-install-recommends install "$@")
     "${install[@]}" >/dev/null 2>&1 || { quietly apt-get update && quietly "${install[@]}"; }
 }
 
-# smoke DIR: the sbxrun there, as root and as an ordinary user.
+# smoke DIR: tries the sbxrun there, as root and as an ordinary user.
 smoke() {
     [ "$("$1/sbxrun" --version)" = "sbxrun $(cat version)" ] || die "$1/sbxrun: $("$1/sbxrun" --version)"
     PATH=$1:$PATH bash smoke.sh
     PATH=$1:$PATH setpriv --reuid 61000 --regid 61000 --clear-groups env HOME=/tmp bash smoke.sh
 }
 
-# everyday is what a new user tries: three programs that write files, as root in a file system
-# that can be idmapped or with the remedy, and as an ordinary user.
+# everyday tries what a new user does first: three programs that write files, as root and as an ordinary user. If
+# root's file system cannot be idmapped, the error must name a remedy.
 everyday() {
     for uid in 0 61000; do
         place=/tmp/everyday-$uid
@@ -143,8 +143,8 @@ everyday() {
     done
 }
 
-# parsed PROFILE: AppArmor 4 reads it. Debian 12 has version 3: there Debian 13's parser does, with
-# the C library that it needs, if an archive has it.
+# parsed PROFILE: checks that AppArmor 4 can parse it. Debian 12 has version 3, so there it uses Debian 13's parser,
+# with its C library, if an archive has it.
 parsed() {
     local at parser options archive libraries
     apt apparmor
@@ -156,7 +156,7 @@ parsed() {
         apt-get indextargets --format 'deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $(REPO_URI) trixie main' "Codename: $(. /etc/os-release && echo "$VERSION_CODENAME")" | sort -u >$at/list
         options=(-o "Dir::Etc::sourcelist=$at/list" -o Dir::Etc::sourceparts=- -o "Dir::State::lists=$at/lists" -o "Dir::Cache=$at" -o APT::Sandbox::User=root -o Acquire::Languages=none)
         if ! (cd $at && apt-get "${options[@]}" update && apt-get "${options[@]}" download apparmor libc6 libstdc++6 libgcc-s1) >/tmp/log 2>&1; then
-            say "not parsed: $1, as no archive here has AppArmor 4" # as with versions of bubblewrap
+            say "not parsed: $1, because no archive here has AppArmor 4" # versions of bubblewrap may be missing, too
             return
         fi
         for archive in $at/*.deb; do dpkg-deb --extract "$archive" $at/root; done
@@ -195,9 +195,9 @@ installed() {
     everyday
     apt systemd
     systemd-analyze verify /usr/lib/systemd/system/sbxrund.{socket,service} 2>&1 |
-        grep -v "'DelegateSubgroup'" >/tmp/log && die "$(cat /tmp/log)" # which 252 does not know
+        grep -v "'DelegateSubgroup'" >/tmp/log && die "$(cat /tmp/log)" # systemd 252 does not support it
     sbxrun serve --check-config --config /etc/sbxrun/serve.toml --listen unix:/run/sbxrund.sock >/dev/null
-    # systemd makes the socket's directory, open to others, which that of root's sandboxes must not be.
+    # systemd creates the socket's directory, open to others. The directory of root's sandboxes must not be that one.
     mkdir -p -m 755 "$(dirname "$(sed -n 's/^ListenStream=//p' /usr/lib/systemd/system/sbxrund.socket)")"
     sbxrun ps >/dev/null
     systemd-sysusers /usr/lib/sysusers.d/sbxrun.conf
@@ -216,7 +216,7 @@ installed() {
     say 'rpm'
     apt rpm
     package=(packages/*."$(uname -m)".rpm)
-    # Here, for its scripts. Debian's bubblewrap is not in rpm's database.
+    # Install it here, to run its scripts. Debian's bubblewrap is not in rpm's database.
     here=(rpm --force-debian --nodeps)
     rm -f $profile
     quietly "${here[@]}" --install "$PWD/$package"
@@ -227,11 +227,11 @@ installed() {
     quietly "${here[@]}" --erase sbxrun
     [ -z "$(leftovers /usr /etc)" ] || die "erased, but there are $(leftovers /usr /etc)"
 
-    root=/tmp/rpm # this package's files alone
+    root=/tmp/rpm # only this package's files
     mkdir -p $root
     if rpm --root $root --install "$PWD/$package" >/tmp/log 2>&1 || [ "$(grep -c 'is needed by' /tmp/log)" != 1 ] || ! grep -q 'bubblewrap >= .* is needed by' /tmp/log; then
         cat /tmp/log
-        die 'it needs something else than bubblewrap'
+        die 'it needs something other than bubblewrap'
     fi
     quietly rpm --root $root --install --nodeps --noscripts "$PWD/$package"
     quietly rpm --root $root --verify --nodeps sbxrun
@@ -239,7 +239,7 @@ installed() {
 
     say 'apk, archive and deb: the same files'
     mkdir /tmp/{apk,deb,archive}
-    # apk-tools are not in Debian. An apk is one archive after the other.
+    # Debian has no apk-tools. An apk consists of concatenated archives.
     apk=(packages/*_"$(uname -m)".apk)
     tar -x -z --ignore-zeros --warning=no-unknown-keyword -C /tmp/apk -f "$apk"
     grep -q '^depend = bubblewrap>=' /tmp/apk/.PKGINFO || die 'the apk does not need bubblewrap'
@@ -248,7 +248,7 @@ installed() {
     dpkg-deb --extract "$deb" /tmp/deb
     mv /tmp/deb/usr/share/zsh/{vendor-completions,site-functions}
     list() { (cd "$1" && find . -type f -printf '%M %U:%G %P %T@\n' | sort); }
-    rm -r /tmp/archive/share/doc/sbxrun/examples # elsewhere in /etc
+    rm -r /tmp/archive/share/doc/sbxrun/examples # the packages have it in /etc
     unit=/tmp/archive/lib/systemd/system/sbxrund.service
     grep -q '^ExecStart=/usr/local/bin/sbxrun ' $unit || die 'the unit of the archive starts another program'
     sed -i 's|=/usr/local/bin/|=/usr/bin/|' $unit

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Inside the machine: runs a command as a user, where systemd would have put it.
+# Runs inside the machine: runs a command as a user, in the cgroup that systemd would use.
 #
 # usage: as.sh UID delegated|session|root COMMAND...
 set -eu
@@ -8,7 +8,7 @@ shift 2
 export HOME=/tmp/home-$uid XDG_RUNTIME_DIR=/run/user/$uid
 install -d -o "$uid" -g "$uid" -m 700 "$HOME" "$XDG_RUNTIME_DIR"
 
-enable() { # the controllers, for the children of a cgroup
+enable() { # enables the controllers for the children of a cgroup
     for controller in cpu memory pids; do
         ! grep -qw "$controller" "$1/cgroup.controllers" || echo "+$controller" >"$1/cgroup.subtree_control"
     done
@@ -27,7 +27,7 @@ if [ "$mode" != root ]; then
         mkdir -p "$cgroup"
         enable "$service"
         enable "$service/app.slice"
-        # Files of the top one that belong to the user are those of a delegation.
+        # In the top cgroup, the user owns only the files that a delegation includes.
         chown "$uid:$uid" "$service" "$service"/cgroup.{procs,subtree_control,threads}
         chown -R "$uid:$uid" "$service/app.slice"
     fi
@@ -35,6 +35,6 @@ if [ "$mode" != root ]; then
 fi
 echo $$ >"$cgroup/cgroup.procs"
 cd /
-# What is started in the background ignores some signals.
+# Processes started in the background ignore some signals.
 exec setsid --wait setpriv --reuid "$uid" --regid "$uid" --clear-groups --reset-env -- \
     env --default-signal=HUP,INT,QUIT,TERM,PIPE,CHLD PATH="$PATH" HOME="$HOME" XDG_RUNTIME_DIR="$XDG_RUNTIME_DIR" LANG=C.UTF-8 AS="$AS" "$@"

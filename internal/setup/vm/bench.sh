@@ -1,6 +1,5 @@
 #!/bin/bash
-# Runs the benchmark in a machine with nothing but cgroup v2. It is emulated, so
-# only the ratios mean something.
+# Runs the benchmark in a machine with only cgroup v2. The machine is emulated, so only the ratios are meaningful.
 #
 # usage: bench.sh [OPTION...] [-- BENCHMARK-OPTION...]    options of run.sh
 set -euo pipefail
@@ -23,6 +22,6 @@ cp bin/sbxrun "$work"
 CGO_ENABLED=0 go build -C tests/bench -o "$work/bench" .
 [ $# -gt 0 ] || set -- --only limits -n 15
 printf '%q ' "$@" >"$work/words"
-# shellcheck disable=SC2016 # expanded inside
+# shellcheck disable=SC2016 # expanded inside the machine
 "$here/run.sh" --timeout 600 "${options[@]}" --share "$work" -- \
     'cp /share/sbxrun /share/bench /tmp && eval "exec /tmp/bench --sbxrun /tmp/sbxrun $(cat /share/words)"'

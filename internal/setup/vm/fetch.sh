@@ -1,12 +1,11 @@
 #!/bin/bash
-# Brings qemu, a Debian kernel and busybox into the cache directory, by apt:
-# downloaded and unpacked there, nothing is installed. What is there already
-# stays; remove the directory to renew it.
+# Downloads qemu, a Debian kernel and busybox with apt, and unpacks them in the cache directory. It installs nothing.
+# Existing files stay; remove the directory to renew them.
 #
 # usage: fetch.sh DIRECTORY KERNEL [ARCH]    a version such as 6.1, or "default", the distribution's
 #
-# With arm64 for ARCH it brings what a root file system needs, too, and all that is the
-# machine's has -arm64 in its name.
+# With arm64 as ARCH it also downloads the packages of a root file system, and all files for the machine have -arm64
+# in their names.
 set -euo pipefail
 cache=$1 kernel=$2 arch=${3:-amd64}
 of=
@@ -27,10 +26,10 @@ apt=(-o APT::Sandbox::User=root) # not _apt, which may not write here
 # shellcheck disable=SC1091
 codename=$(. /etc/os-release && echo "${VERSION_CODENAME-}")
 
-# others SUITE [NAME]: apt has its lists too, and takes what it has, in a place of their own.
+# others SUITE [NAME]: makes apt use the packages of another suite as well, with lists in a separate directory.
 others() {
     local place=$cache/others-${2:-$1} mirror suites=("$codename") key='[signed-by=/usr/share/keyrings/debian-archive-keyring.gpg]'
-    # shellcheck disable=SC2016 # apt's words
+    # shellcheck disable=SC2016 # apt's placeholders
     mirror=$(apt-get indextargets --format '$(SITE) $(REPO_URI)' 'Created-By: Packages' | awk '!/security/ { print $2; exit }')
     mkdir -p "$place"/{state/lists/partial,archives/partial}
     [ "$1" = "$codename" ] || suites+=("$1")
@@ -40,7 +39,7 @@ others() {
     apt-get "${apt[@]}" --quiet update >&2
 }
 
-# foreign: the same for packages of another architecture, on which nothing is installed.
+# foreign: does the same for packages of another architecture, as if nothing were installed.
 foreign() {
     apt+=(-o APT::Architecture="$arch" -o APT::Architectures="$arch")
     others "$codename" "$arch"
@@ -54,7 +53,7 @@ update() {
     $sudo apt-get --quiet update >&2
 }
 
-# unpack DIRECTORY PACKAGE...: download them, of the versions that apt would install.
+# unpack DIRECTORY PACKAGE...: downloads and unpacks packages, in the versions that apt would install.
 unpack() {
     local into=$1 package place
     shift
@@ -63,14 +62,14 @@ unpack() {
         place=$cache/debs/${into##*/}/$package
         mkdir -p "$place"
         (cd "$place" && apt-get "${apt[@]}" --quiet download "$package" >&2) || return 1
-        # In what is a condition of new's, set -e is off.
+        # new calls this in a condition, where set -e has no effect.
         dpkg-deb --extract "$place"/*.deb "$into" || return 1
         rm -r "$place"
     done
 }
 
-# new DIRECTORY COMMAND...: the directory is there with all that the command puts
-# in it, or not at all. Lists that are missing or old are fetched.
+# new DIRECTORY COMMAND...: creates a directory, which the command fills completely or which does not appear. If the
+# command fails, new fetches the package lists and tries again.
 new() {
     local into=$1
     shift
@@ -86,8 +85,8 @@ new() {
     mv "$into.new" "$into"
 }
 
-# With what it needs and this machine lacks; of the backports, if there are any: qemu 10
-# takes two thirds of the time that 7.2 does.
+# qemu: unpacks qemu with the dependencies that this machine lacks, from the backports if there are any: qemu 10 takes
+# two thirds of the time of 7.2.
 qemu() {
     local packages usual=("${apt[@]}") apt=("${apt[@]}")
     others "$codename-backports" || apt=("${usual[@]}")
@@ -99,8 +98,8 @@ qemu() {
 
 tools() { unpack "$1" busybox-static xz-utils; }
 
-# The root of a machine that cannot have this one's: what sbxrun needs, and its tests. The
-# maintainer scripts are not run; /bin and its like lead to /usr, as base-files would have it.
+# root: makes the root directory of a machine that cannot use this one's, with the packages that sbxrun and its tests
+# need. It does not run maintainer scripts; /bin and similar directories are links to /usr, as in base-files.
 root() {
     local into=$1 packages dir
     packages=$(apt-get "${apt[@]}" install --simulate --no-install-recommends usr-is-merged \
@@ -121,16 +120,15 @@ root() {
 
 modules='virtio_pci virtio_console virtio_blk 9pnet_virtio 9p overlay crc32c_generic ext4 veth'
 
-# linux: the kernel, and the modules that lead to the root file system, and to a disk.
+# linux: unpacks the kernel, and the modules for the root file system and a disk.
 linux() {
     local into=$1 package offset module
     local xz=$cache/tools/usr/bin/xz
     package=$(apt-cache "${apt[@]}" show "linux-image-$arch" | sed -n 's/^Depends: \(linux-image-[^ ,]*\).*/\1/p' |
         awk -v v="linux-image-$kernel" 'v == "linux-image-default" || index($0, v ".") == 1 { print; exit }')
     [ -n "$package" ] && unpack "$into" "$package" || return 1
-    # Its own loader takes seconds to unpack it under emulation. So the plain
-    # kernel is cut out, from where its compression begins.
-    # shellcheck disable=SC2013 # numbers
+    # The kernel's own loader takes seconds to decompress it under emulation. So find the compressed data and
+    # decompress it here. shellcheck disable=SC2013 # numbers
     for offset in $(LC_ALL=C grep -a -b -o -P '\xfd7zXZ\x00' "$into"/boot/vmlinuz-* | cut -d: -f1); do
         tail -c "+$((offset + 1))" "$into"/boot/vmlinuz-* | "$xz" -dc >"$into/vmlinux" 2>/dev/null || : # more follows
         [ "$(head -c 4 "$into/vmlinux" | tail -c 3)" != ELF ] || break
@@ -141,8 +139,8 @@ linux() {
     rm -r "${into:?}"/{boot,lib,usr}
 }
 
-# load MODULE: after all that it needs it is written to the list of what is loaded.
-# Whatever is no file is in the kernel itself.
+# load MODULE: appends a module to the list of modules to load, after its dependencies. A module without a file is
+# built into the kernel.
 load() {
     local name=${1//-/_} file needed
     if [ -e "$into/modules/$name.ko" ]; then return; fi
@@ -157,7 +155,7 @@ load() {
     echo "$name" >>"$into/modules/order"
 }
 
-[ -e "$cache/linux$of-$kernel/modules/veth.ko" ] || rm -rf "${cache:?}/linux$of-$kernel" # of before there was a network
+[ -e "$cache/linux$of-$kernel/modules/veth.ko" ] || rm -rf "${cache:?}/linux$of-$kernel" # made before the machine had a network
 case $arch in
 amd64) emulator=qemu-system-x86 program=qemu-system-x86_64 ;;
 arm64) emulator=qemu-system-arm program=qemu-system-aarch64 ;;

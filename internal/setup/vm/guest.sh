@@ -1,9 +1,9 @@
 #!/bin/bash
-# The machine's second program: sets it up as systemd would, and runs the command.
+# The machine's second program: sets the machine up as systemd would, and runs the command.
 export PATH=/usr/local/go/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 uid=0 mode=root share=
 # shellcheck disable=SC1091
-. /run/vm/settings # the same, of this run
+. /run/vm/settings # settings of this run
 exec </dev/null
 box=/run/vm/busybox
 
@@ -29,9 +29,9 @@ cgroup=/sys/fs/cgroup
 mount -t cgroup2 -o nosuid,nodev,noexec,nsdelegate,memory_recursiveprot cgroup2 $cgroup
 mkdir $cgroup/init.scope $cgroup/user.slice
 echo $$ >$cgroup/init.scope/cgroup.procs
-# There is always a group with a quota of CPU time. With the first and the last one the
-# kernel patches its own code (the static key of cfs_bandwidth_used), and of that qemu
-# (7.2, two threads) may miss the end: a processor then meets the breakpoint for ever.
+# Keep one group with a quota of CPU time. With the first and the last one the kernel patches its own code (the static
+# key of cfs_bandwidth_used), and qemu (7.2, two threads) may miss the end of that: a processor then hits the
+# breakpoint forever.
 echo +cpu >$cgroup/cgroup.subtree_control
 mkdir $cgroup/quota.slice
 echo '50000 100000' >$cgroup/quota.slice/cpu.max
@@ -44,7 +44,7 @@ if [ -n "$share" ]; then
     mount -t 9p -o trans=virtio,version=9p2000.L,msize=512000,access=user,cache=none share /share
 fi
 
-# What the command leaves behind may hold its output: it is not waited for.
+# Processes that the command leaves behind may hold its output open, so do not wait for them.
 exec {out}> >(exec cat >/run/vm/out)
 copies=$!
 exec {err}> >(exec cat >/run/vm/err)

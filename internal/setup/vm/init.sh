@@ -1,6 +1,5 @@
 #!/bin/busybox sh
-# shellcheck shell=dash
-# The machine's first program: from the initial file system to the real one.
+# shellcheck shell=dash The machine's first program: switches from the initial file system to the real one.
 /bin/busybox --install -s /bin
 export PATH=/bin
 mount -t proc -o nosuid,nodev,noexec proc /proc
@@ -19,7 +18,7 @@ while read -r name; do
 done </modules/order
 
 options=trans=virtio,version=9p2000.L,msize=512000
-# Nobody changes it in the meantime, as far as tests are concerned.
+# The cache is loose, because nothing that the tests use changes in the meantime.
 mount -t 9p -o "$options,ro,cache=loose" host /lower || fail 'no root of the host'
 mount -t tmpfs -o mode=755 upper /upper
 mkdir /upper/files /upper/work
@@ -31,5 +30,5 @@ for dir in proc sys dev run; do
     mkdir -p "/new/$dir"
     mount --move "/$dir" "/new/$dir"
 done
-# Not chroot, in which no user namespace can be made.
+# Not chroot, in which no user namespace can be created.
 exec switch_root /new /bin/bash /run/vm/guest.sh

@@ -2,22 +2,22 @@
 # Boots a Debian kernel under qemu, in software, and runs one shell command in it.
 #
 # usage: run.sh [OPTION...] -- COMMAND
-#   --kernel VERSION  5.10, 6.1 or 6.12, say; by default the distribution's own
-#   --user NAME|UID   who runs it (root)
-#   --cgroup MODE     where it runs (delegated):
-#                       delegated   as a user's systemd has it, in a scope below a subtree of the user's
-#                       session     as in a plain login: nothing can be made
+#   --kernel VERSION  for example 5.10, 6.1 or 6.12; by default the distribution's own
+#   --user NAME|UID   user of the command (root)
+#   --cgroup MODE     cgroup of the command (delegated):
+#                       delegated   as under a user's systemd: in a scope below a subtree that the user owns
+#                       session     as in a plain login: the user cannot create cgroups
 #                       root        as root in the root cgroup
-#   --arch ARCH       amd64 or arm64; the latter has a small Debian of its own for /
-#   --share DIR       is /share inside, writable
-#   --memory MIB      of the machine (2048)
-#   --append WORDS    more for the kernel's command line: cgroup_disable=memory, say
-#   --timeout SECS    for all of it (300)
+#   --arch ARCH       amd64 or arm64; the latter has its own small Debian as /
+#   --share DIR       appears as /share inside, writable
+#   --memory MIB      memory of the machine (2048)
+#   --append WORDS    additions to the kernel's command line, for example cgroup_disable=memory
+#   --timeout SECS    time limit for everything (300)
 #
-# Inside, / is this machine's, with an overlay whose writes go to memory; /tmp,
-# /run and /dev/shm are empty, and /var/tmp is an empty disk (ext4). There is no network but lo. cgroups are v2 only.
-# With --user root and --cgroup root, "$AS UID MODE COMMAND..." runs it as another.
-# The exit code is the command's; 124 if the time is over, 125 if the machine failed.
+# Inside, / is this machine's, with an overlay whose writes go to memory; /tmp, /run and /dev/shm are empty, and
+# /var/tmp is an empty disk (ext4). There is no network except lo, and only cgroup v2. With --user root and --cgroup
+# root, "$AS UID MODE COMMAND..." runs a command as another user. The exit code is the command's, 124 at the time
+# limit, or 125 if the machine failed.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
@@ -69,7 +69,7 @@ trap clean EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 
-# The initial file system: what is the same each time, and what is not.
+# The initial file system: fixed files, and those of this run.
 box=$(echo "$cache"/tools/*bin/busybox)
 theirs=$(echo "$cache/tools$of"/*bin/busybox)
 mkdir -p "$work"/root/{bin,modules,vm,proc,sys,dev,run,lower,upper,new}
@@ -118,7 +118,7 @@ port out /proc/self/fd/1
 port err /proc/self/fd/3
 port code "$work/code"
 
-# By pipes: qemu opens them by name, and of a file that is at the beginning again.
+# Use pipes, because qemu opens them by name, and a file would be overwritten from its beginning.
 exec {out}> >(exec cat)
 copies=($!)
 exec {err}> >(exec cat >&2)

@@ -1,26 +1,26 @@
 #!/bin/bash
-# Inside the machine: runs test.sh's tests, as root and as an ordinary user at once, and
-# then those of a session under systemd.
+# Runs inside the machine: runs the tests of test.sh as root and as an ordinary user in parallel, and then those of a
+# session under systemd.
 set -u
 cd /share || exit 1
 
-# run.sh starts it as root in the root cgroup; it starts itself once more for each user.
+# run.sh starts this script as root in the root cgroup; it starts itself again for each user.
 if [ $# = 0 ]; then
     fail=0
     printf 'vm: Linux %s, after %s s\n' "$(uname -r)" "$(cut -d ' ' -f 1 /proc/uptime)"
-    # Not on anything else by mistake.
+    # Fail on any other machine.
     if [ "$(stat -f -c %T /sys/fs/cgroup)" != cgroup2fs ] || [ "$(grep -c ' - cgroup' /proc/self/mountinfo)" != 1 ]; then
         echo 'vm: error: cgroups are not v2 alone'
         exit 1
     fi
-    # So few that a fixture can use them up (TestUserExhausted).
+    # Few enough for a fixture to use them up (TestUserExhausted).
     echo 50000 >/proc/sys/fs/epoll/max_user_watches
     "$AS" 0 delegated bash /share/suite.sh root & root=$!
     "$AS" 61000 delegated bash /share/suite.sh user & user=$!
     wait "$root" || fail=1
     wait "$user" || fail=1
-    # Where a cgroup is systemd's to give: a session under it. Last, because of what it
-    # does to the kernel (auditing, accounting), which slows down all that follows.
+    # A session in which systemd assigns the cgroups. It comes last, because systemd enables auditing and accounting
+    # in the kernel, which slows everything down.
     cp -r /share/bin /opt
     mkdir -p /opt/tests/systemd
     tar -x --no-same-owner -C /opt -f tree.tar ./fixtures
@@ -38,7 +38,7 @@ fi
 uid=$(id -u)
 say() { printf 'vm: %s\n' "$*" | tee -a "/share/log/$uid"; }
 
-# A limit can be set here, or limits would only be tested to be refused.
+# Check that a limit can be set here. Otherwise the tests would only test that limits are refused.
 own=/sys/fs/cgroup$(sed -n 's/^0:://p' /proc/self/cgroup)
 beside=${own%/*}/probe-$uid
 if ! mkdir "$beside" || ! echo 10 >"$beside/pids.max" || ! echo 64M >"$beside/memory.max" || ! echo '50000 100000' >"$beside/cpu.max" || ! rmdir "$beside"; then
@@ -46,7 +46,7 @@ if ! mkdir "$beside" || ! echo 10 >"$beside/pids.max" || ! echo 64M >"$beside/me
     exit 1
 fi
 
-work=/var/tmp/tests-$uid # on a disk: files in memory cannot be idmapped, nor have layers, before Linux 6.3 and 6.6
+work=/var/tmp/tests-$uid # on a disk: files in memory can be idmapped only since Linux 6.3, and have layers since 6.6
 mkdir -p "$work/tree" "$work/tmp"
 tar -x --no-same-owner -C "$work/tree" -f tree.tar
 cp -r bin "$work"
@@ -54,7 +54,7 @@ chmod -R a+rX "$work"
 export TMPDIR=$work/tmp SBXRUN_BIN=$work/bin/sbxrun
 export SBXRUN_TESTS_NO_SKIP=1 SBXRUN_TESTS_SLOW=60 SBXRUN_SOAK=8
 
-# tests PACKAGE PATTERN SKIP: all of a package that the pattern names.
+# tests PACKAGE PATTERN SKIP: runs the tests of a package that match the pattern.
 tests() {
     "$work/bin/${1##*/}.test" -test.v -test.timeout 40m -test.parallel 4 -test.run "$2" ${3:+-test.skip "$3"} 2>&1 </dev/null
 }
@@ -69,13 +69,12 @@ while read -r package skip; do
     log=/share/log/$uid.${package##*/}
     if tests "$package" "$pattern" "$skip" >"$log"; then
         verdict=passed
-        # With a pattern some packages may have none.
+        # With a pattern, some packages may have no tests.
         ! grep -q '^testing: warning: no tests to run' "$log" || [ "$pattern" != . ] || verdict=EMPTY
     else
-        # Once more, alone, what failed: the machine is emulated, and there may be others
-        # beside it. It is told.
+        # Run failed tests again, alone: the machine is emulated, and the host may be busy. The output mentions it.
         again=$(sed -n 's/^--- FAIL: \([^ ]*\) .*/\1/p' "$log" | sort -u | paste -sd '|')
-        # But not if it did not come to the end: then some were never tried.
+        # But not after a panic, because then some tests did not run.
         if [ -n "$again" ] && ! grep -q '^panic: ' "$log" && tests "$package" "^($again)\$" "$skip" >"$log.again" && grep -q '^--- PASS: ' "$log.again"; then
             verdict=passed
             say "$package needed a second try as $uid: $again"

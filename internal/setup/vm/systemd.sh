@@ -1,22 +1,21 @@
 #!/bin/bash
-# Inside the machine, as root in the root cgroup: boots the distribution's systemd in
-# namespaces of its own, and runs a command in a login session of an ordinary user's,
-# whose own systemd runs as well.
+# Runs inside the machine, as root in the root cgroup: boots the distribution's systemd in new namespaces, and runs a
+# command in a login session of an ordinary user, whose own systemd also runs.
 #
-# usage: systemd.sh COMMAND      a shell's; its exit code is the command's
+# usage: systemd.sh COMMAND      a shell command; its exit code is returned
 #
-# The user is made for it, and has no password: the machine's / is an overlay.
+# It creates the user, without a password. The machine's / is an overlay.
 set -eu
 name=login uid=61001
-files=/run/vm/systemd # what both sides see
+files=/run/vm/systemd # visible to both sides
 
-# PID 1 of the namespaces: goes over to systemd.
+# PID 1 of the namespaces: executes systemd.
 if [ "${1-}" = --boot ]; then
     umount -l /sys/fs/cgroup
     mount -t cgroup2 -o nosuid,nodev,noexec cgroup2 /sys/fs/cgroup
     mount -t tmpfs -o nosuid,nodev,mode=755 tmpfs /run/lock
-    # As in distributions that give users no controller for CPUs: before the session root
-    # runs the script that puts it right.
+    # As in distributions that do not delegate the cpu controller to users. Before the session, root runs the script
+    # that fixes this.
     mkdir -p /run/systemd/system/user@.service.d
     printf '[Service]\nDelegate=\nDelegate=memory pids\n' >/run/systemd/system/user@.service.d/less.conf
     cat >/run/systemd/system/session.service <<EOF
@@ -56,7 +55,7 @@ printf '%s\n' "( $1 )" "echo \$? >$files/code" >"$files/session"
 : >"$files/code"
 chmod 666 "$files/code"
 
-# The cgroup that is systemd's root must hold nobody else.
+# The cgroup that is systemd's root must contain no other processes.
 cgroup=/sys/fs/cgroup
 mkdir $cgroup/machine
 echo '+cpu +memory +pids' >$cgroup/cgroup.subtree_control
@@ -67,7 +66,7 @@ until init=$(cat $children 2>/dev/null) && [ -n "$init" ] || ! [ -e /proc/$machi
 [ -z "$init" ] || echo $machine >$cgroup/init.scope/cgroup.procs
 end=$((SECONDS + 240))
 until [ -s "$files/code" ] || [ $SECONDS -ge $end ] || ! [ -e /proc/$machine ]; do sleep 0.5; done
-[ -z "$init" ] || kill -KILL "$init" # PID 1 of the namespace, and all in it
+[ -z "$init" ] || kill -KILL "$init" # PID 1 of the namespace, and with it all its processes
 wait $machine 2>/dev/null || :
 cat "$files/out"
 code=$(cat "$files/code")

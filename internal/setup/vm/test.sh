@@ -1,15 +1,14 @@
 #!/bin/bash
-# Runs the tests of the built command, and of the packages that deal with cgroups,
-# namespaces, file systems and sockets, in a machine with nothing but cgroup v2: as root
-# and as an ordinary user, side by side; and then those for a session under systemd.
+# Runs the tests of the built command, and of the packages that deal with cgroups, namespaces, file systems and
+# sockets, in a machine with only cgroup v2: as root and as an ordinary user, in parallel, and then those for a
+# session under systemd.
 #
-# usage: test.sh [OPTION...] [PATTERN]    options of run.sh; PATTERN is one of go test's -run
+# usage: test.sh [OPTION...] [PATTERN]    options of run.sh; PATTERN as for go test -run
 #
-#   --as-user PATTERN   what the ordinary user has of the command's tests, in place of all
+#   --as-user PATTERN   the ordinary user runs only these of the command's tests
 #
-# without.txt says which tests are left out, and why. A test that is skipped is a
-# failure, and so is a package without any test. What fails is tried once more, alone; that
-# it was is printed.
+# without.txt lists the tests that are left out, and the reasons. A skipped test is a failure, and so is a package
+# without tests. A failed test is run once more, alone, which the output mentions.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cd "$here/../../.."
@@ -17,7 +16,7 @@ packages='./bwrap ./nsenter ./internal/enter ./internal/supervise ./cleanup ./in
 packages+=' ./internal/overlay ./internal/layers ./internal/tree ./internal/workspace ./internal/volumes ./internal/proxy ./tests/network ./tests'
 
 if go version -m bin/sbxrun | grep -q 'CGO_ENABLED=1'; then
-    echo 'vm: error: bin/sbxrun was not built by setup.sh build: with a C library it shows more of its memory' >&2
+    echo 'vm: error: bin/sbxrun was not built by setup.sh build: a C library would expose more of its memory' >&2
     exit 1
 fi
 
@@ -42,7 +41,7 @@ trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 chmod 755 "$work"
 
-# The tests, the tree that they read, and what they leave out.
+# The tests, the source tree that they read, and the tests to leave out.
 mkdir "$work/bin" "$work/log"
 chmod 777 "$work/log"
 for package in $packages; do
@@ -67,7 +66,7 @@ printf '%s\n' "$pattern" >"$work/pattern"
 printf '%s\n' "${as_user:-$pattern}" >"$work/pattern-as-user"
 tar -c --exclude=./.git --exclude=./bin --exclude=./.task . >"$work/tree.tar"
 
-# In the background, as a signal to this script waits for what runs in the foreground.
+# In the background, because the shell handles a signal only after a command in the foreground has ended.
 status=0
 "$here/run.sh" --memory 3072 --timeout 3600 "${options[@]}" --user root --cgroup root --share "$work" -- \
     'exec bash /share/suite.sh' &
@@ -84,7 +83,7 @@ for uid in 0 61000 session; do
     awk -f internal/setup/failures.awk "$log"
     count() { grep -c "^ *--- $1: " "$log" || :; }
     verdict=ok
-    # Each package has said PASS, and there were tests.
+    # Each package has printed PASS, and there were tests.
     said='^vm: [^ ]* passed in ' packages=$(wc -l <"$work/packages")
     [ "$uid" != session ] || said='^PASS$' packages=1
     if [ "$(grep -c "$said" "$log")" != "$packages" ] || [ "$(count PASS)" = 0 ] || [ "$(count SKIP)" != 0 ]; then
