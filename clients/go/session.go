@@ -190,8 +190,8 @@ func (p *Process) Wait(ctx context.Context) (*Report, error) {
 	}
 }
 
-// Output yields what the command writes to stdout or stderr, from a byte offset on, as it arrives. It
-// reconnects after a broken connection. A piece is valid until the next iteration.
+// Output yields the command's stdout or stderr, from a byte offset on, as it arrives. It reconnects after a broken
+// connection. A piece is valid until the next iteration.
 func (p *Process) Output(ctx context.Context, stream string, from int64) iter.Seq2[[]byte, error] {
 	return func(yield func([]byte, error) bool) {
 		for {

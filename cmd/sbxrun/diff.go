@@ -233,7 +233,7 @@ func (d *comparison) print(w io.Writer, terminal bool) (err error) {
 // letters are the kinds of changes, as in git status.
 var letters = map[overlay.Kind]string{overlay.Added: "A", overlay.Changed: "M", overlay.Deleted: "D", overlay.Mode: "P"}
 
-// print prints changes, and those of git's data as one line per repository.
+// print prints changes, with a single line per repository for git's data.
 func (o *opened) print(w io.Writer, list []overlay.Change) {
 	rest, repositories := overlay.Summarise(list, o.named)
 	for _, c := range rest {

@@ -16,7 +16,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
-// useImage makes the image of --image, or that of the snapshot of --from, the root of a sandbox, and returns the image's
+// useImage makes the image of --image, or of the snapshot of --from, the root of a sandbox, and returns the image's
 // variables. It calls admit before it creates files.
 func useImage(ctx context.Context, f *cli.View, parts *sandbox.Parts, p *room.Policy, admit func() error) (vars []values.Var, err error) {
 	switch {

@@ -258,8 +258,8 @@ var passed = []string{"LANG", "LANGUAGE", "TERM", "COLORTERM", "NO_COLOR", "TZ"}
 // sandboxVars are variables that describe the sandbox, not the host.
 var sandboxVars = []string{"PATH", "HOME", "USER", "LOGNAME", "PWD", "OLDPWD"}
 
-// environment returns the variables of the command in a new sandbox, except HOME, USER, and PATH without an image, as in
-// [room.Policy]. Those of an image replace the caller's, unless the caller passes all of them.
+// environment returns the variables of the command in a new sandbox, except HOME, USER, and PATH without an image, as
+// in [room.Policy]. An image's variables replace the caller's, unless the caller passes all of them.
 func environment(f *cli.Vars, cpus float64, image, tools []values.Var) (base, set values.Environment, err error) {
 	if f.InheritEnv {
 		inherit(&set, true)

@@ -24,7 +24,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
-// imageOwner returns the user for whom images are unpacked in advance: that of sandboxes without --user.
+// imageOwner returns the user for whom images are unpacked in advance: the user of sandboxes without --user.
 func imageOwner() *proc.Cred {
 	if os.Geteuid() != 0 {
 		return nil

@@ -84,8 +84,8 @@ func listen(c *config.Config) ([]net.Listener, error) {
 	return all, nil
 }
 
-// listenUnix listens on a socket that only this user can connect to. It replaces the socket of a killed
-// server, but refuses that of a running one.
+// listenUnix listens on a socket that only this user can connect to. It replaces the socket of a killed server, but
+// refuses to replace a running server's.
 func listenUnix(name string) (net.Listener, error) {
 	if st, err := os.Lstat(name); err == nil && st.Mode()&os.ModeSocket == 0 {
 		return nil, errors.New("the path exists and is not a socket")

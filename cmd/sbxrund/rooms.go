@@ -69,7 +69,7 @@ func (r *rooms) Rooms() (idle, all, left int) {
 	return idle, all, left
 }
 
-// update starts pools for new images, and ends those of images that are gone, have changed, or want other sizes.
+// update starts pools for new images, and ends the pools of images that are gone, have changed, or want other sizes.
 func (r *rooms) update(images map[string]config.Image, policies map[string]room.Policy) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()

@@ -1,5 +1,5 @@
-// Package admission decides whether a command may start: whether enough tasks (processes and threads)
-// are left on the machine, and whether --max-parallel allows one more. A [Permit] holds what it granted.
+// Package admission decides whether a command may start: whether enough tasks (processes and threads) are left on the
+// machine, and whether --max-parallel allows one more. A [Permit] holds the granted resources.
 //
 // [Look] compares the tasks in use with every limit that makes a fork of the caller fail with EAGAIN
 // (fork(2)):
@@ -80,8 +80,8 @@ type Terms struct {
 	WaitTimeout time.Duration // with Wait; 0 means no limit
 	MaxParallel int           // maximum number of commands with this flag at a time; 0 is no limit
 	Warn, Alert float64       // percentages of a task limit
-	// Promised is the command's own task limit, 0 for none. Where tasks are scarce, the whole limit must
-	// fit next to those of other sandboxes, so that every admitted command can use its own.
+	// Promised is the command's own task limit, 0 for none. Where tasks are scarce, the whole limit must fit next to
+	// the limits of other sandboxes, so that every admitted command can use its own.
 	Promised int64
 	Note     func(text string) // called with a warning if a limit is near
 	// Lasting means that this process also does other work, and keeps its threads.

@@ -64,8 +64,8 @@ type Reading struct {
 	// Bounds are the limits of the caller's cgroup, of its ancestors, and of the machine, in this order.
 	// The last ones always exist.
 	Bounds []Bound
-	// Refused is the number of forks that the cgroups have refused (pids.events). Only its growth between
-	// two readings is meaningful. Before Linux 6.12 the cgroup of the fork counts, not that of the limit.
+	// Refused is the number of forks that the cgroups have refused (pids.events). Only its growth between two
+	// readings is meaningful. Before Linux 6.12 the cgroup of the fork counts, not the limited one.
 	Refused int64
 
 	dirs []string // the caller's cgroup and those above it

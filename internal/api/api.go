@@ -32,7 +32,7 @@ type Call struct {
 // Parts are the image, mounts and network access of a sandbox in addition to its workspace. The server's configuration
 // determines which of them a tenant may use.
 type Parts struct {
-	Image    string   `json:"image,omitempty" maxLength:"64" doc:"Image to use instead of the server's own programs, by its name in /v1/images. Default: that of the language"`
+	Image    string   `json:"image,omitempty" maxLength:"64" doc:"Image to use instead of the server's own programs, by its name in /v1/images. Default: the language's image"`
 	Overlay  *Overlay `json:"overlay,omitempty" doc:"Copy-on-write view of a directory on the server. Not for commands of a session"`
 	Snapshot string   `json:"snapshot,omitempty" maxLength:"64" doc:"ID or name of the snapshot that the overlay starts from; overlay is optional then"`
 	Volumes  []Volume `json:"volumes,omitempty" maxItems:"16" doc:"Persistent directories"`

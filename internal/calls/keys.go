@@ -22,7 +22,7 @@ type Keys struct {
 type Key struct {
 	hash  [sha256.Size]byte
 	done  chan struct{} // closed when settled
-	since time.Time     // time of the request, later that of the answer
+	since time.Time     // time of the request, later of the answer
 	drop  func()        // discards a stored answer; may be nil
 	Value any           // valid after Done
 }

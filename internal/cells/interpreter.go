@@ -237,7 +237,7 @@ func (i *interpreter) listen(ctx context.Context, t *turn, this *bool, deadline 
 		n, err := i.socket.Read(*piece)
 		t.take((*piece)[:n])
 		if os.IsTimeout(err) {
-			// What is in the socket now arrived in time.
+			// Data already in the socket arrived in time.
 			readNow(i.socket, func(piece []byte) bool {
 				t.take(piece)
 				return !t.over && t.lines.foreign <= maxForeign

@@ -201,8 +201,8 @@ func (c *Conn) fail(err error, tell bool) {
 // settled reports whether a closed connection is finished.
 func (c *Conn) settled() bool { return c.closed && (c.err != nil || len(c.out) == 0 && c.endAcked) }
 
-// send sends a frame with the current acknowledgement and limit. If it is lost, the peer reports what it
-// misses, or [Conn.tick] sends it again.
+// send sends a frame with the current acknowledgement and limit. If it is lost, the peer reports the gap, or
+// [Conn.tick] sends it again.
 func (c *Conn) send(f frame) {
 	if c.dialed && !c.heard {
 		if time.Since(c.lastIn) < opensFor { // since Dial; later frames do not open the connection

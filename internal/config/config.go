@@ -433,7 +433,7 @@ func (c *Config) CheckPaths() error {
 		return nil // other errors appear when it is used
 	}
 	p, err := c.Policy()
-	for _, m := range p.Mounts[:min(len(p.Mounts), len(c.Sandbox.Mounts))] { // the others are those of tools
+	for _, m := range p.Mounts[:min(len(p.Mounts), len(c.Sandbox.Mounts))] { // the others come from tools
 		err = cmp.Or(err, missing("sandbox.mounts", m.Source))
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.Overlays)) {

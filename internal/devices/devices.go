@@ -1,6 +1,6 @@
-// Package devices finds what a sandbox needs for a device of the host: device nodes, files, links and variables. A
-// device is named by the path of its node, or as in the Container Device Interface (CDI), whose specifications the
-// vendors' tools write: https://github.com/cncf-tags/container-device-interface.
+// Package devices finds the parts of the host that a sandbox needs for a device: device nodes, files, links and
+// variables. A device is named by the path of its node, or as in the Container Device Interface (CDI), whose
+// specifications the vendors' tools write: https://github.com/cncf-tags/container-device-interface.
 //
 // A specification describes changes to an OCI container. Its hooks are programs of the host and are never executed.
 // NVIDIA's hooks for links and for the dynamic loader's cache are translated.

@@ -160,7 +160,7 @@ var remedies = []remedy{
 	}},
 	{seen: "state-dir open", cause: "sbxrun start and --max-parallel do not work: {text}", fix: "if only sbxrun uses it: chmod 700 {open}\nor set SBXRUN_STATE_DIR to a directory of your own"},
 	{seen: "state-dir", cause: "sbxrun start and --max-parallel do not work: {text}", fix: "set SBXRUN_STATE_DIR to a directory of your own"},
-	{seen: "server ENOENT", cause: "sbxrun serve and sbxrun mcp do not work: {text}", fix: "install sbxrund beside sbxrun: packages and archives contain both\nin a checkout: ./setup.sh build"},
+	{seen: "server ENOENT", cause: "sbxrun serve and sbxrun mcp do not work: {text}", fix: "install sbxrund next to sbxrun: packages and archives contain both\nin a checkout: ./setup.sh build"},
 	{seen: "server", cause: "sbxrun serve and sbxrun mcp do not work: {text}"},
 	{seen: "server-dir", cause: "{text}", fix: "name another one as state_dir in the configuration of sbxrun serve"},
 	{seen: "server-tasks", cause: "{text}", fix: "in the systemd unit of the server: TasksMax=2048; in a container: --pids-limit=2048\nor set fewer places and rooms in the configuration of sbxrun serve"},

@@ -250,7 +250,7 @@ func TestExplainStart(t *testing.T) {
 		{"pidfd_open filtered", failure{step: stepCall, errno: unix.ENOSYS, text: "pidfd_open: function not implemented"}, map[string]string{"/proc/self/status": filtered}, "system call filter", "SystemCallFilter="},
 		{"no open_tree", failure{step: stepStaged, errno: unix.EPERM, text: "x: not permitted"}, nil, "x: not permitted", "ordinary user\nor make such"},
 		{"no open_tree in a container", failure{step: stepStaged, errno: unix.EPERM}, map[string]string{"/.dockerenv": ""}, "", "SYS_ADMIN\nor make such"},
-		{"no server", failure{step: stepServer, errno: unix.ENOENT, text: "/usr/bin/sbxrund: no such file or directory"}, nil, "mcp do not work: /usr/bin/sbxrund: no such", "install sbxrund beside sbxrun"},
+		{"no server", failure{step: stepServer, errno: unix.ENOENT, text: "/usr/bin/sbxrund: no such file or directory"}, nil, "mcp do not work: /usr/bin/sbxrund: no such", "install sbxrund next to sbxrun"},
 		{"no server to execute", failure{step: stepServer, errno: unix.EACCES, text: "/usr/bin/sbxrund: permission denied"}, nil, "/usr/bin/sbxrund: permission", ""},
 		{"no directory", failure{step: stepServerDir, errno: unix.EACCES, text: "/run/sbxrund cannot be created"}, nil, "/run/sbxrund cannot", "state_dir"},
 		{"few tasks", failure{step: stepServerTasks, text: "90 of 100 tasks"}, nil, "90 of 100 tasks", "TasksMax="},

@@ -196,7 +196,7 @@ func (e *exam) checkImages() (string, error) {
 	if err != nil {
 		err = warning{err, "--image and --rootfs do not work"}
 	}
-	return "a root directory of its own, by overlayfs", err
+	return "its own root directory, by overlayfs", err
 }
 
 // limit checks a run with one limit. Where the limit cannot be enforced, the finding is the refusal.

@@ -63,5 +63,5 @@ func TestServerWarnings(t *testing.T) {
 	e.server() // the test binary has no sibling sbxrund
 	check.Require(t, len(e.Checks) == 4 && e.Failed() == nil, "%+v", e.Checks)
 	f := e.Checks[0]
-	check.That(t, f.Verdict == Warning && strings.Contains(f.Cause, "sbxrund: no such file") && strings.Contains(f.Fix, "beside sbxrun"), "%+v", f)
+	check.That(t, f.Verdict == Warning && strings.Contains(f.Cause, "sbxrund: no such file") && strings.Contains(f.Fix, "next to sbxrun"), "%+v", f)
 }

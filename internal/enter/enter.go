@@ -52,7 +52,7 @@ const (
 	StepXattr   = "set an attribute in the new layer of an overlay"
 )
 
-// Kinds of reports, besides those of package helper.
+// Kinds of reports, in addition to package helper's.
 const (
 	reportSignaled  = helper.Others + iota // the signal was sent
 	reportFurnished                        // the idle room is furnished

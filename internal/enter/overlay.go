@@ -101,7 +101,7 @@ func (s *script) layers(o *Overlay) (lowers []string, upper, work string) {
 	return lowers, upper, work
 }
 
-// union mounts an overlay of these layers over slotTarget, in place of the tmpfs for the layers, as slotMount.
+// union mounts an overlay of these layers over slotTarget, replacing the tmpfs for the layers, as slotMount.
 func (s *script) union(lowers []string, upper, work string) {
 	s.Add(StepOverlay, slotFS, unix.SYS_FSOPEN, "overlay", unix.FSOPEN_CLOEXEC)
 	s.option("lowerdir", strings.Join(lowers, ":"))

@@ -3,8 +3,8 @@
 // must not depend on a runtime with threads and must stay small. It makes no decisions: sbxrun lays out a [Script] of
 // system calls in Go, and the helper makes them.
 //
-// The program has no file of its own. It is executed from a sealed file in memory, so /proc/self/exe of a process in a
-// sandbox never leads to a file of the host (CVE-2019-5736).
+// The program has no file. It is executed from a sealed file in memory, so /proc/self/exe of a process in a sandbox
+// never leads to a file of the host (CVE-2019-5736).
 package helper
 
 import (
@@ -86,7 +86,7 @@ func fill(fd int, text []byte) error {
 	return err
 }
 
-// Report is what a process reports with one message. struct report in src/helper.h has the same layout.
+// Report is one message from a process. struct report in src/helper.h has the same layout.
 type Report struct {
 	Kind   int64
 	Value  int64    // Failed: errno; Exited: wait status; Ready: inode of the PID namespace
@@ -170,8 +170,8 @@ const (
 	maxData    = 16 << 20 // arguments and environment of an exec have at most 6 MiB (execve(2))
 )
 
-// Add adds a call. number is that of a system call or an operation. An argument is an int, uint64, uint32, a string, a
-// [Slot] for the value of that slot, or a [Ptr].
+// Add adds a call. number is a system call or an operation. An argument is an int, uint64, uint32, a string, a [Slot]
+// for the value of that slot, or a [Ptr].
 func (s *Script) Add(step string, result Slot, number int, args ...any) {
 	c := call{number: int32(number), step: s.step(step), mount: s.mount, result: result}
 	for i, a := range args {

@@ -10,7 +10,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/snapshots"
 )
 
-// Commit makes an image of a snapshot of a sandbox with a writable image: the layers of the image, and those of the
+// Commit makes an image of a snapshot of a sandbox with a writable image: it has the layers of the image and of the
 // snapshot.
 func Commit(store *snapshots.Store, m *snapshots.Manifest, name string, ttl time.Duration, most int64) (*snapshots.Image, error) {
 	tree := m.Trees[0]

@@ -44,7 +44,7 @@ type Sight interface {
 	Overlaid(dir string) bool // it is in an overlay, as far as is known
 }
 
-// scene is a failed command and what it sees.
+// scene is a failed command and its view of the files.
 type scene struct {
 	*enter.Entry
 	sight Sight

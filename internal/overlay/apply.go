@@ -340,7 +340,7 @@ func (x *applier) file(c *Change, was *unix.Stat_t, temporary string) error {
 	return unix.Fsync(out)
 }
 
-// give sets the owner to that of the previous file or the source.
+// give copies the owner of the previous file or the source.
 func (x *applier) give(dir int, name string, was *unix.Stat_t) error {
 	if !x.chown {
 		return nil

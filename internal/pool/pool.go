@@ -1,10 +1,10 @@
 // Package pool builds rooms before the calls that run in them. A call in such a warm room costs little
 // more than fork and exec, and its teardown is proven like any other.
 //
-// Each call gets new PID, mount, IPC and cgroup namespaces, /proc, terminals, and all that it can write
-// to: /tmp, the home directory, /dev/shm and the policy's other directories in memory. It shares the user
-// and network namespaces, the cgroups and the system call filter with other calls in the room. Therefore a
-// room belongs to one tenant from its first call until its end, and runs one call at a time.
+// Each call gets new PID, mount, IPC and cgroup namespaces, /proc, terminals, and everything that it can write to:
+// /tmp, the home directory, /dev/shm and the policy's other directories in memory. It shares the user and network
+// namespaces, the cgroups and the system call filter with other calls in the room. Therefore a room belongs to one
+// tenant from its first call until its end, and runs one call at a time.
 //
 //	Take    returns a room for a tenant, or nil: then the call builds its own
 //	Start   starts one command

@@ -110,7 +110,7 @@ func (w *warm) Start(ctx context.Context, c slot.Command) (slot.Running, error) 
 	if ok && e.Code == "usage" || w.files != nil || ctx.Err() != nil {
 		return nil, err
 	}
-	if !ok || e.Code != "limit" { // a limit can fail while the kernel still frees what the last command has used
+	if !ok || e.Code != "limit" { // a limit can fail while the kernel still frees the last command's resources
 		w.room.pool.failed(fmt.Errorf("use a new sandbox instead: %w", err))
 	}
 	if w.instead, err = w.again(ctx); err != nil {

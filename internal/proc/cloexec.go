@@ -38,7 +38,7 @@ func DescriptorsHint(err error) string {
 	case errors.Is(err, unix.EFBIG):
 		return "raise the limit of file sizes (ulimit -f)"
 	case errors.Is(err, unix.ETOOMANYREFS): // unix(7)
-		return "processes of this user have sent more descriptors that nobody has received than we may have open; end them, or raise the limit of open files (ulimit -n)"
+		return "processes of this user have sent more unreceived descriptors than sbxrun may have open; end them, or raise the limit of open files (ulimit -n)"
 	}
 	return ""
 }

@@ -44,7 +44,7 @@ const (
 	orderFiles // descriptors of the next orderChild
 )
 
-// record is what a keeper reports besides failures. struct record of keeper.c has the same layout.
+// record is a keeper's report of anything but a failure. struct record of keeper.c has the same layout.
 type record struct {
 	Kind            int64
 	Late            int64 // 1 if the keeper killed all processes at its deadline because sbxrun had not
@@ -149,7 +149,7 @@ func startKeeper() (*Keeper, error) {
 		return nil, fmt.Errorf("duplicate a descriptor: %w", err)
 	}
 	defer unix.Close(theirs)
-	// In a session of its own the caller's Ctrl-C and kill(0, …) do not reach the keeper, and the keeper's kill never
+	// In its own session, the caller's Ctrl-C and kill(0, …) do not reach the keeper, and the keeper's kill never
 	// reaches the caller's group.
 	args, pid, err := spawnKeeper(program, theirs)
 	if err != nil {
@@ -205,7 +205,7 @@ const (
 type laidOut struct {
 	order
 	files  []*os.File
-	own    []*os.File // those of files that close closes
+	own    []*os.File // the files that close closes
 	remove []string
 }
 
@@ -215,7 +215,7 @@ func (o *laidOut) close() {
 	}
 }
 
-// child makes the script that of the order's child.
+// child sets the script of the order's child.
 func (o *laidOut) child(s *helper.Script) error {
 	sealed, err := s.Seal()
 	if err != nil {

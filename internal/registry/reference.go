@@ -13,8 +13,8 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 )
 
-// grammar is that of references, which package name does not enforce: it accepts ../../etc. Compiling it takes half a
-// millisecond.
+// grammar is the grammar of references, which package name does not enforce: it accepts ../../etc. Compiling it takes
+// half a millisecond.
 var grammar = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^(?:(?:[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?(?:\.[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?)*|\[[0-9a-fA-F:.]+\])(?::[0-9]{1,5})?/)?` + // host
 		`[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*` + // repository

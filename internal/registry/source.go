@@ -17,7 +17,7 @@ import (
 // Source is an image in a registry. It implements [images.Source].
 type Source struct {
 	c *client
-	// Digest is that of the reference; "" if it has none. Pass it to [images.Import], which verifies it.
+	// Digest is the digest in the reference; "" if it has none. Pass it to [images.Import], which verifies it.
 	Digest string
 	tag    string
 }

@@ -1,7 +1,7 @@
 // Package room turns a policy into bubblewrap's arguments and lets it build a room: the namespaces and mounts of a
 // sandbox, with a PID 1 that only waits. Package enter runs the command in it.
 //
-// From a [Policy] to a [Room], each step in files of its own:
+// From a [Policy] to a [Room], each step in its own files:
 //
 //	policy.go     the requested sandbox, and checks that need no host
 //	plan.go       Prepare: decides everything and opens every source; nothing runs yet

@@ -80,7 +80,7 @@ func (p *Plan) options(whole bool) (words []string) {
 		o := &p.ops[i]
 		src, dst := o.src, o.at()
 		if (o.kind == opDevice || view(p.ops).rooted()) && o.base == "" && !o.layer {
-			// bwrap gives missing parents mode 0700, which would hide that of a root directory.
+			// bwrap gives missing parents mode 0700, which would hide the mode of a root directory.
 			parents := []string(nil)
 			for dir := path.Dir(o.dst); !made[dir]; dir = path.Dir(dir) {
 				parents, made[dir] = append(parents, dir), true

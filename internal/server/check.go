@@ -46,7 +46,7 @@ type execution struct {
 
 	parts          *parts // nil if none
 	image          string // key; "" for the host's root
-	named          bool   // the image was named, not that of the language
+	named          bool   // the request named the image; otherwise it is the language's
 	language       cells.Language
 	timeout, grace time.Duration
 	clamped        []string

@@ -108,7 +108,7 @@ func (s *Server) fresh(ctx context.Context, ex *execution, out sink) (*api.Answe
 	}
 	ex.keep(res)
 	if res != nil && res.Verdict == result.Unproven && a.Teardown.Verdict == result.Proven {
-		// The command's teardown was proven, but that of its sandbox was not.
+		// The command's teardown was proven, but its sandbox's was not.
 		a.Teardown.Verdict, a.Teardown.Survivors = result.Unproven, res.Survivors
 		a.ExitCode = result.ExitUnproven
 	}

@@ -21,8 +21,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/tenants"
 )
 
-// Middleware handles what is common to all requests: authentication, limits per tenant, timeouts, and memory.
-// A [Server] embeds one; a gateway puts one in front of the nodes.
+// Middleware handles the tasks common to all requests: authentication, limits per tenant, timeouts, and memory. A
+// [Server] embeds one; a gateway puts one in front of the nodes.
 type Middleware struct {
 	settings atomic.Pointer[settings]
 	memory   *tenants.Budget // bytes of requests and answers

@@ -63,7 +63,7 @@ const (
 	perByte    = 2 + escaped // of a path
 )
 
-// diff sends what a session has changed.
+// diff sends the changes in a session's overlay.
 func (s *Server) diff(ctx context.Context, q Request, id string) error {
 	x, o, both, release, err := s.overlayOf(ctx, id)
 	if err != nil {
@@ -114,7 +114,7 @@ func (s *Server) diff(ctx context.Context, q Request, id string) error {
 	return nil
 }
 
-// Snapshot saves what a session has written to its overlay.
+// Snapshot takes a snapshot of a session's overlay.
 func (s *Server) Snapshot(ctx context.Context, id string, n api.NewSnapshot) (*api.Snapshot, error) {
 	set := s.settings.Load()
 	tenant := IdentityOf(ctx).Tenant

@@ -84,7 +84,7 @@ func (s *Middleware) SeesAll(by Identity) bool {
 	return by.Local || slices.Contains(s.settings.Load().MetricsTenants, by.Tenant)
 }
 
-// status returns what a caller may see.
+// status returns the status as far as a caller may see it.
 func (s *Server) status(by Identity) *api.Status {
 	use := s.scheduler.Use(by.Tenant)
 	out := &api.Status{

@@ -246,8 +246,8 @@ func (s *Store) Images() (list []*Image, wrong []error) {
 	return list, wrong
 }
 
-// FindImage returns the image that ref names: NAME, NAME@sha256:HEX, sha256:HEX, or at least 12 digits of HEX. Of NAME@DIGEST
-// only the digest matters, which may be that of an index or of the configuration.
+// FindImage returns the image that ref names: NAME, NAME@sha256:HEX, sha256:HEX, or at least 12 digits of HEX. Of
+// NAME@DIGEST only the digest matters, which may also be the digest of an index or of the configuration.
 func (s *Store) FindImage(ref string) (*Image, error) {
 	m, err := s.anyImage(ref)
 	if err == nil && m.Expired(time.Now()) {

@@ -28,7 +28,7 @@
 // one that is about to take the lock. A directory is therefore made as .ID under STATE/lock and renamed when it is
 // complete. A process that holds STATE/lock and sees a .ID has found a leftover.
 //
-// Names. A link is made under STATE/lock, in place of the link of a dead sandbox: of two processes that find a sandbox
+// Names. A link is made under STATE/lock, replacing the link of a dead sandbox: of two processes that find a sandbox
 // dead, neither may replace the link of the other. A supervisor removes its own link without the lock.
 //
 // Nothing is synced to disk: a crash of the machine ends the sandboxes too, and records of another boot are ignored.

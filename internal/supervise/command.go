@@ -35,7 +35,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/stream"
 )
 
-// Options are what a caller chooses for a command. The zero value is a command without input, output and bounds.
+// Options are a caller's choices for a command. The zero value is a command without input, output and bounds.
 type Options struct {
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer

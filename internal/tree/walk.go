@@ -37,7 +37,7 @@ type Walk struct {
 type Entry struct {
 	Dir   int // the directory containing it
 	Name  string
-	Path  string // path including that of the start
+	Path  string // path, including the start's
 	Depth int    // 0 for entries of the first directory
 
 	Stat   unix.Stat_t

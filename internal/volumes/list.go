@@ -61,8 +61,8 @@ func (s *Store) look(name string, write bool) (pids []int, busy bool) {
 	return pids, busy
 }
 
-// marked locks a directory: that of a volume, for processes that hold its lock only for a moment; or the store's own,
-// ".", shared by processes that create volumes and exclusive for one that looks for leftovers of killed ones.
+// marked locks a directory: a volume's, for processes that hold its lock only for a moment; or the store's own, ".",
+// shared by processes that create volumes and exclusive for one that looks for leftovers of killed ones.
 func (s *Store) marked(name string, how int, patience time.Duration) (safeopen.Folder, error) {
 	dir, err := s.dir.Sub(name)
 	if err != nil {

@@ -1,6 +1,6 @@
-// Command dist prints the software bill of materials of a Go program in CycloneDX form: the
-// modules that the go command has recorded in it. make.sh calls it. It is in a module of its own,
-// with the program that makes packages, because sbxrun needs none of their modules.
+// Command dist prints the software bill of materials of a Go program in CycloneDX form: the modules that the go
+// command has recorded in it. make.sh calls it. It is in its own module, with the program that makes packages,
+// because sbxrun needs none of their modules.
 //
 // usage: dist -version VERSION PROGRAM
 package main
