@@ -44,7 +44,7 @@ func TestOlderBwrap(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	env := harness.Options{Env: []string{"SBXRUN_BWRAP=" + olderBwrap(t)}}
-	harness.Run(t, harness.Options{Env: env.Env, Bare: true, Dir: "/usr"}, "--print-command", "true").Exits(t, 125).Out(t, "").ErrHas(t, "a command without sbxrun takes bubblewrap 0.8")
+	harness.Run(t, harness.Options{Env: env.Env, Bare: true, Dir: "/usr"}, "--print-command", "true").Exits(t, 125).Out(t, "").ErrHas(t, "a command without sbxrun requires bubblewrap 0.8")
 	// doctor objects to a bwrap below /tmp as root.
 	harness.Run(t, harness.Options{Env: env.Env, Bare: true, Dir: "/usr"}, "doctor").OutHas(t, "/bwrap, version 0.4.1, too old for --print-command")
 	const script = `stat -c '%a %n' / /tmp /dev/shm $HOME /mnt /etc/passwd
@@ -94,7 +94,7 @@ func TestPlantedProgramsInPath(t *testing.T) {
 	o.Bare = true
 	for _, args := range [][]string{{"doctor"}, {"--print-command", "/bin/true"}} {
 		r := harness.Start(t, o, args...).Wait()
-		check.That(t, r.ExitCode == 0 || strings.Contains(string(r.Stderr), "a command without sbxrun takes bubblewrap 0.8"), "%q: exit code %d, stderr %s", args, r.ExitCode, r.Stderr)
+		check.That(t, r.ExitCode == 0 || strings.Contains(string(r.Stderr), "a command without sbxrun requires bubblewrap 0.8"), "%q: exit code %d, stderr %s", args, r.ExitCode, r.Stderr)
 	}
 	found, _ := filepath.Glob(marker + "*")
 	check.That(t, len(found) == 0, "executed: %q", found)

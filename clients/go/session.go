@@ -200,7 +200,7 @@ func (p *Process) Output(ctx context.Context, stream string, from int64) iter.Se
 			if err == nil && !more {
 				return
 			}
-			// No byte arrived: either there is no output yet, or the server is gone, and then this fails.
+			// No byte arrived: either there is no output yet, or the server is gone, in which case Status fails.
 			if err == nil && from == begin {
 				_, err = p.Status(ctx, time.Second)
 			}

@@ -256,7 +256,7 @@ type Status struct {
 	ID          string   `json:"id"`
 	State       string   `json:"state"`
 	CameAt      string   `json:"came_at"`
-	Started     bool     `json:"started"` // whether it has begun to run; if it ended without, a retry is safe
+	Started     bool     `json:"started"` // whether it has begun to run; if it ended without running, a retry is safe
 	StdoutBytes int64    `json:"stdout_bytes"`
 	StderrBytes int64    `json:"stderr_bytes"`
 	Report      *Report  `json:"report"`

@@ -44,7 +44,7 @@ func layersOf(name string) ([]*room.Overlay, error) {
 	case len(list) > 0:
 		return list, nil
 	case !e.Lives() && e.Record.Phase == state.Ended:
-		return nil, &result.Error{Code: "ended", Message: e.What() + " has ended, and has left no layer",
+		return nil, &result.Error{Code: "ended", Message: e.What() + " has ended and left no layer",
 			Hint: "a layer in memory ends with its sandbox: keep it with --upper DIR, or use run --diff and run --apply"}
 	case !e.Lives() && len(e.Record.Overlays) > 0:
 		return nil, &result.Error{Code: "ended", Message: e.What() + " has ended, and its layer with it", Hint: "keep it with --upper DIR"}

@@ -13,7 +13,7 @@ import (
 )
 
 // rooms is the source of sandboxes for calls: a pool of warm rooms for the host's root, and one for each image that
-// wants it. The pool of an image ends when a reload finds another image under its name.
+// is configured for it. The pool of an image ends when a reload finds another image under its name.
 type rooms struct {
 	host   slot.Source // also for everything that is not warm
 	free   func()      // frees host

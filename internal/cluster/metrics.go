@@ -49,7 +49,7 @@ func (g nodeGauges) Collect(out chan<- prometheus.Metric) {
 	const perSecond = 1000
 	for name, n := range newest(g.members.Status().Nodes) {
 		if n.State == api.StateLeft || n.State == api.StateLost {
-			gauge("sbxrun_node_gone", "1 for ten minutes after a node has left or was lost.", 1, "node", name, "state", string(n.State))
+			gauge("sbxrun_node_gone", "1 for ten minutes after a node leaves or is lost.", 1, "node", name, "state", string(n.State))
 			continue
 		}
 		gauge("sbxrun_node_ready", "1 if the node takes calls, 0 if it is draining; absent if it is lost.", flag[n.State == api.StateReady], "node", name)

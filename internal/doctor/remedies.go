@@ -187,7 +187,7 @@ var remedies = []remedy{
 	// user_namespaces(7)), or its build configuration.
 	{seen: "create ENOSPC|EUSERS disallowed", cause: "{disallowed} is 0, so no one may create this kind of namespace",
 		fix: "{sudo}sysctl -w {disallowed}=15000\nto keep it: echo '{disallowed} = 15000' | {sudo}tee /etc/sysctl.d/60-sbxrun.conf"},
-	{seen: "create ENOSPC|EUSERS nested", cause: "this is inside a sandbox (of sbxrun, or of bwrap --disable-userns) that allows no namespaces in it, or 32 levels deep, or beyond user.max_user_namespaces",
+	{seen: "create ENOSPC|EUSERS nested", cause: "this is inside a sandbox (of sbxrun, or of bwrap --disable-userns) that allows no namespaces in it, or namespaces are nested 32 deep, or user.max_user_namespaces is reached",
 		fix: "run sbxrun outside of it"},
 	{seen: "create ENOSPC|EUSERS", cause: "all namespaces that the limits user.max_*_namespaces allow a user are in use (user namespaces: {limit})",
 		fix: "{sudo}sysctl -w user.max_user_namespaces={more}\nto keep it: echo 'user.max_user_namespaces = {more}' | {sudo}tee /etc/sysctl.d/60-sbxrun.conf\nto list them: lsns"},

@@ -12,7 +12,7 @@ import (
 // all of this, but older versions lack those for sizes (added in 0.7), modes (0.5) and user namespaces (0.8). Because the
 // same code runs with all versions, no version makes a weaker room than another.
 //
-// The code needs the user namespace in which bwrap has made all mounts. Unless the uid inside is 0, bwrap then makes
+// The code needs the user namespace in which bwrap made all mounts. Unless the uid inside is 0, bwrap then makes
 // another one below it for the room's PID 1. No process in the room has a capability in either.
 
 // Furnishing describes the changes to a new room.
@@ -110,7 +110,7 @@ func (s *script) enter(step, dest string) {
 	s.Do(step, unix.SYS_CLOSE, slotFile)
 }
 
-// layUser joins the user namespace of the room's PID 1. EINVAL means that bwrap has made only one, which the process has
+// layUser joins the user namespace of the room's PID 1. EINVAL means that bwrap made only one, which the process has
 // already joined.
 func layUser(s *helper.Script) {
 	s.Do(stepSetns, unix.SYS_SETNS, slotRoom, unix.CLONE_NEWUSER)

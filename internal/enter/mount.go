@@ -24,7 +24,7 @@ import (
 // LayersDir is a tmpfs for mounts that are moved or cloned later. Furnishing the room removes it.
 const LayersDir = "/.layers"
 
-// Bind is a mount that bwrap has made.
+// Bind is a mount made by bwrap.
 type Bind struct {
 	Place string // in the room
 	// Dev and Inode identify the source. If Inode is 0, the source is not compared.
@@ -34,7 +34,7 @@ type Bind struct {
 // Mount is a mount to be finished.
 type Mount struct {
 	Dest string
-	// Base is the mount, made by bwrap, in which Dest lies. "" means that bwrap has made the mount at Dest.
+	// Base is the mount, made by bwrap, in which Dest lies. "" means that bwrap made the mount at Dest.
 	Base string
 	File bool // not a directory
 	Bind Bind // Place is below LayersDir, or Dest if Base is ""

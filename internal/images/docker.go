@@ -16,8 +16,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/snapshots"
 )
 
-// docker is an image of an archive that docker save or podman save has made. Such an archive has no manifest, so one
-// is made from the configuration. The same image always gets the same manifest.
+// docker is an image in an archive made by docker save or podman save. Such an archive has no manifest, so one is
+// made from the configuration. The same image always gets the same manifest.
 type docker struct {
 	*archive
 	config Descriptor

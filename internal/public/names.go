@@ -71,7 +71,7 @@ func ofProgram(name string) bool {
 		unix.Access("/usr/share/"+name, unix.F_OK) == nil || unix.Access("/usr/lib/"+name, unix.F_OK) == nil
 }
 
-// secretName reports whether a file or directory holds credentials, by its name.
+// secretName reports whether the name of a file or directory suggests that it holds credentials.
 func secretName(name string) bool {
 	if hostfiles.PrivateDirs[name] || hostfiles.SecretFile(name) {
 		return true

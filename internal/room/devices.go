@@ -125,7 +125,7 @@ func (p *Plan) checkDevices() error {
 	if p.cred == nil {
 		groups = nil // the caller keeps its groups
 	}
-	own := map[string]bool{} // devices with nodes of their own
+	own := map[string]bool{} // devices that have nodes other than the common ones
 	for _, n := range p.devices.Nodes {
 		own[n.Name] = own[n.Name] || !n.Common
 	}

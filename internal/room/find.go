@@ -204,7 +204,8 @@ func (p Program) older(minor int) bool {
 // (CVE-2026-87766). Distributions may have the fix in an older version.
 func (p Program) FollowsLinks() bool { return p.older(linksMinor) }
 
-// Whole returns nil if this bubblewrap can build a room without sbxrun's help, as for [Plan.Plain]. Otherwise it returns a *[result.Error].
+// Whole returns nil if this bubblewrap can build a room without sbxrun's help, as for [Plan.Plain]. Otherwise it returns
+// a *[result.Error].
 func (p Program) Whole() error {
 	if !p.older(wholeMinor) {
 		return nil
@@ -212,14 +213,14 @@ func (p Program) Whole() error {
 	if p.Version == "" {
 		return &result.Error{
 			Code:    "bwrap-unusable",
-			Message: fmt.Sprintf("the version of %s is unknown: a command without sbxrun takes bubblewrap 0.%d", p.Path, wholeMinor),
+			Message: fmt.Sprintf("the version of %s is unknown: a command without sbxrun requires bubblewrap 0.%d", p.Path, wholeMinor),
 			Hint:    "name the program itself, and not a script around it, in " + ProgramVariable,
 		}
 	}
 	return &result.Error{
 		Code: "bwrap-too-old",
 		Message: fmt.Sprintf("bubblewrap %s at %s has no options for the size and mode of a tmpfs, or against user namespaces, which sbxrun sees to itself: "+
-			"a command without sbxrun takes bubblewrap 0.%d", p.Version, p.Path, wholeMinor),
+			"a command without sbxrun requires bubblewrap 0.%d", p.Version, p.Path, wholeMinor),
 		Hint: "install a newer one: " + installHint(),
 	}
 }

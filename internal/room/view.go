@@ -131,8 +131,8 @@ func (v view) resolve(p string) (host string, err error) {
 	return v.hostPath(done), nil
 }
 
-// merged reports whether one of bwrap's own directories shows the root's files, too. It covers a link of the root, which
-// must not be followed on the host.
+// merged reports whether one of bwrap's own directories shows the root's files, too. A directory of bwrap covers a
+// link in the root, which must not be followed on the host.
 func (v view) merged(dir string) bool {
 	for ; dir != "/"; dir = path.Dir(dir) {
 		var st unix.Stat_t

@@ -21,7 +21,7 @@ const lookAhead = 10 * time.Millisecond
 // lookBound limits the time that a kill waits for a look.
 const lookBound = 2 * time.Millisecond
 
-// look schedules a look.
+// look schedules a call of at.
 func (c *Command) look(after time.Duration, at func() (strays int, used proc.Usage)) *look {
 	l := &look{done: make(chan struct{})}
 	l.timer = time.AfterFunc(after, func() {
