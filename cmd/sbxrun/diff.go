@@ -189,7 +189,7 @@ func openDiff(ctx context.Context, list []*room.Overlay, flags *cli.Diff) (*comp
 	case err != nil:
 		return nil, err
 	case flags.Tar && len(trees) > 1:
-		return nil, cli.UsageError(flags, errors.New("--tar: the sandbox has several overlays, and a tar has one"))
+		return nil, cli.UsageError(flags, errors.New("--tar: the sandbox has several overlays, but a tar can hold only one"))
 	case flags.Tar && term.IsTerminal(unix.Stdout):
 		return nil, cli.UsageError(flags, errors.New("--tar: stdout is a terminal"))
 	case !flags.Patch && !flags.Stat && !flags.Tar:

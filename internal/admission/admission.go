@@ -246,7 +246,7 @@ type reading struct {
 	refused int64
 }
 
-// ampleFor is how long such a reading is valid: too short a time to use up that many tasks.
+// ampleFor is how long an ample reading is valid: too short a time to use up that many tasks.
 const ampleFor = 10 * time.Millisecond
 
 func (a *Permit) spareThreads() {

@@ -71,7 +71,7 @@ func standing(d safeopen.Folder, n int) bool {
 // (flock(2); since Linux 5.0 waiters get a lock in order), and only its head looks for a free
 // slot. A stopped head is passed over. waitSlot returns the cause of ctx when that is done.
 //
-// The process should exit after such an error, because a thread may still wait in the queue.
+// The process should exit after that error, because a thread may still wait in the queue.
 func waitSlot(ctx context.Context, d safeopen.Folder, n int) (release func(), err error) {
 	queue, err := d.Open(queueName, unix.O_RDWR|unix.O_CREAT)
 	if err != nil {

@@ -73,7 +73,8 @@ func (l *Transport) do(r *http.Request, at string) (*http.Response, error) {
 	}
 }
 
-// Pools of buffers of a message's size: one of each per request was most of a gateway's allocations.
+// Pools of buffers of a message's size, because allocating one of each for every request made up most of a gateway's
+// allocations.
 var (
 	writers = sync.Pool{New: func() any { return bufio.NewWriterSize(nil, piece) }}
 	pieces  = sync.Pool{New: func() any { return new([piece]byte) }}

@@ -145,8 +145,8 @@ func (e *exam) checkExec() (string, error) {
 	return "", warning{failure{step: stepCall, text: text}, "sbxrun exec does not work"}
 }
 
-// checkStaged binds a directory that only root can reach, by descriptor in bwrap's mount namespace (open_tree(2),
-// move_mount(2)), and writable with an idmapped owner (mount_setattr(2)).
+// checkStaged binds a directory that only root can reach, through a descriptor in bwrap's mount namespace
+// (open_tree(2), move_mount(2)), and writable with an idmapped owner (mount_setattr(2)).
 func (e *exam) checkStaged() (string, error) {
 	dir, err := os.MkdirTemp("", "sbxrun-doctor-")
 	if err != nil {

@@ -178,7 +178,7 @@ func layNoCapabilities(s *helper.Script) {
 // layPayload lays out the last preparations of init and the fork of the payload. They come before the fork, because a
 // failure ends init and so the payload.
 func layPayload(s *helper.Script) (child int) {
-	const step = "set up signals" // all stay blocked: init learns everything by descriptors
+	const step = "set up signals" // all stay blocked: init learns everything from descriptors
 	s.Add(step, slotSignals, unix.SYS_SIGNALFD4, -1, s.Words(1<<(unix.SIGCHLD-1)), 8, unix.SFD_NONBLOCK|unix.SFD_CLOEXEC)
 	return s.Fork("fork the payload", slotPayload, 0)
 }

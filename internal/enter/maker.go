@@ -74,8 +74,8 @@ func (m *Maker) enter(room *proc.Process) error {
 // lay lays out the script of *inside*, which stays in the room as the maker, of the inits that it makes, and of their
 // payloads up to the command.
 //
-// The maker has loaded the filter for all of them. The filter allows namespaces and mounts, for which the maker has the
-// capabilities. An init drops them before it forks its payload, for which such calls therefore fail.
+// The maker has loaded the filter for all of them. The filter allows namespaces and mounts, for which the maker has
+// the capabilities. An init drops them before it forks its payload, so these calls fail for the payload.
 func (m *Maker) lay(s *helper.Script) {
 	layStart(s, 2)
 	m.layMounts(s)

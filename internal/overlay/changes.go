@@ -175,7 +175,8 @@ func (w *comparison) earlierBelow(dir int) (list []earlier, complete bool) {
 	return list, true
 }
 
-// laterBelow reports whether anything in such a directory has changed since, or cannot be read.
+// laterBelow reports whether anything in a directory of the original has changed since the sandbox began, or cannot
+// be read.
 func (w *comparison) laterBelow(low int, name string) bool {
 	fd, err := tree.Open(low, name, unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
@@ -202,7 +203,7 @@ func (w *comparison) warn(name string, err error) {
 	}
 }
 
-// original is the directory of the original that corresponds to one of a layer.
+// original is the directory of the original that corresponds to a directory of the layer.
 type original struct {
 	dir    int  // -1 for none
 	hidden bool // hidden by the layer, which shows only its own files
@@ -289,8 +290,8 @@ func (w *comparison) enter(low *original, up int, at string) error {
 	return w.hide(*low, up, at)
 }
 
-// hide adds deletions for the names in a directory of the original that are in neither the layer's
-// directory nor one of a layer above.
+// hide adds deletions for the names in a directory of the original that are in neither the layer's directory nor the
+// same directory of a layer above.
 func (w *comparison) hide(low original, up int, at string) error {
 	if low.dir < 0 {
 		return nil

@@ -21,10 +21,10 @@ import (
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
 
-// ahead is an interpreter that is started before its program is known, in a warm room of a tenant who has run
-// such a program before. The program's file is a FIFO at first, and the interpreter blocks when it reads it. Its
-// name is then removed, which frees it for the real file, and the program is written to the FIFO. Calls share
-// nothing, and the interpreter does not notice.
+// ahead is an interpreter that is started before its program is known, in a warm room for a tenant who has run a
+// program with the same policy before. The program's file is a FIFO at first, and the interpreter blocks when it
+// reads it. Its name is then removed, which frees it for the real file, and the program is written to the FIFO. Calls
+// share nothing, and the interpreter does not notice.
 type ahead struct {
 	source  *Source
 	tenant  string
@@ -81,7 +81,7 @@ func (b before) Give() (*result.Result, error) {
 	return b.Slot.Give()
 }
 
-// takeAhead returns an interpreter that waits for such a program, or nil.
+// takeAhead returns an interpreter that waits for a program of this tenant with this policy, or nil.
 func (s *Source) takeAhead(tenant string, p slot.Policy) *ahead {
 	s.aheadMutex.Lock()
 	defer s.aheadMutex.Unlock()
@@ -133,7 +133,8 @@ func (s *Source) prepare(tenant string, p slot.Policy) {
 	}
 }
 
-// count returns the number of interpreters that wait for such a program or are being started. The mutex is held.
+// count returns the number of interpreters for this tenant and policy that wait for a program or are being started.
+// The mutex is held.
 func (s *Source) count(tenant string, p slot.Policy) (n int) {
 	for _, list := range [][]*ahead{s.ahead, s.pending} {
 		for _, a := range list {

@@ -333,7 +333,7 @@ func (k *Kept) Unmount(deadline time.Time) {
 	k.mounts = nil
 }
 
-// letGo closes a mount namespace in one of a few threads, for a process that ends many commands.
+// letGo closes a mount namespace on one of a few threads, for a process that ends many commands.
 func letGo(namespace *os.File) {
 	select {
 	case waiting() <- namespace:

@@ -62,9 +62,10 @@ func look(what string, pid int, name string, at func(path string) error) error {
 	return nil
 }
 
-// asOwner calls f with the effective user and group ID of a process, if this process is root. Reading such a file requires
-// CAP_SYS_PTRACE in the user namespace of that process (ptrace(2), PTRACE_MODE_READ_FSCREDS). The user who made the namespace
-// has it, but in a usual container root is not that user and lacks the capability.
+// asOwner calls f with the effective user and group ID of a process, if this process is root. Reading a protected
+// file of it in /proc requires CAP_SYS_PTRACE in the user namespace of that process (ptrace(2),
+// PTRACE_MODE_READ_FSCREDS). The user who made the namespace has it, but in a usual container root is not that user
+// and lacks the capability.
 //
 // Only this thread's IDs change (credentials(7)). They give other processes no new rights over this one, because signals
 // and ptrace also depend on the real and saved IDs. f must stay on the thread, and must neither fork nor open files

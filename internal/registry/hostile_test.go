@@ -127,11 +127,11 @@ func TestLies(t *testing.T) {
 				return
 			}
 			w.WriteHeader(http.StatusPartialContent)
-		}, "another range"},
+		}, "different range"},
 		{"other range", "/blobs/", func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Range", "bytes 7-8/9")
 			w.WriteHeader(http.StatusPartialContent)
-		}, "another range"},
+		}, "different range"},
 		{"realm of a private network", "/v2/", func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("WWW-Authenticate", `Bearer realm="http://169.254.169.254/token"`)
 			w.WriteHeader(http.StatusUnauthorized)

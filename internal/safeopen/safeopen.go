@@ -11,7 +11,8 @@
 //   - For an ordinary user, a link counts if the user or root owns it. Sandboxes of the user
 //     run with the same uid, so their files cannot be distinguished from the user's.
 //
-// Paths are opened component by component, by descriptors, so that nothing changes between the check and the use.
+// Paths are opened component by component, relative to descriptors, so that nothing changes between the check and the
+// use.
 //
 // [Beneath], [InRoot] and [Folder] open paths below a directory that other processes may be changing. The package also
 // checks who can change a program before it is executed.

@@ -110,7 +110,7 @@ func (e *Exec) settle(res *result.Result) {
 	}
 }
 
-// Finish records how it ended, or removes the record of one that did not start. It removes the oldest ended
+// Finish records how the exec ended, or removes its record if it did not start. It also removes the oldest ended
 // execs.
 func (e *Exec) Finish(res result.Result, report result.Report) error {
 	defer e.dir.Close()

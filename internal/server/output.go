@@ -136,8 +136,8 @@ func (e *events) send(name string, document func([]byte) []byte) error {
 	return e.sendLocked(name, document)
 }
 
-// sendLocked is send with the mutex held. The first event is preceded by the status, and the first one of a
-// running command by its start event, because output may arrive before Started is called.
+// sendLocked is send with the mutex held. The first event is preceded by the status, and the first event of a running
+// command by its start event, because output may arrive before Started is called.
 func (e *events) sendLocked(name string, document func([]byte) []byte) error {
 	if e.over {
 		return os.ErrClosed

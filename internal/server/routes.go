@@ -526,7 +526,7 @@ func (s *Server) respond(q Request, key string, body []byte, ex *execution, exec
 	return err
 }
 
-// startOnce starts a background command, or returns the one of an earlier request with the same key.
+// startOnce starts a background command, or returns the command of an earlier request with the same key.
 func (s *Server) startOnce(q Request, key string, body []byte, start func() (*calls.Call, error)) (*calls.Call, error) {
 	if key == "" {
 		return start()

@@ -270,8 +270,8 @@ func (s *Store) Remove(m *Manifest) error {
 	})
 }
 
-// orphans lists the layers that belong to no snapshot or image, or only to ones expired at then, and that no
-// sandbox uses: a snapshot may be taken of such a sandbox. If a manifest is unreadable, it lists none,
+// orphans lists the layers that belong to no snapshot or image, or only to ones expired at then, and that no sandbox
+// uses: a snapshot may still be taken of a sandbox that uses a layer. If a manifest is unreadable, it lists none,
 // because that snapshot's layers are unknown. The caller holds the lock.
 func (s *Store) orphans(then time.Time) (hashes []string) {
 	list, wrong := s.List()

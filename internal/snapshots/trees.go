@@ -157,8 +157,8 @@ func (s *Store) NewTree() (*Draft, error) {
 	})
 }
 
-// Keep names the directory, unless another process has unpacked the same layer first. It replaces one of
-// another boot.
+// Keep names the directory, unless another process has unpacked the same layer first. It replaces a tree from before
+// the last boot.
 func (d *Draft) Keep(key string) error {
 	s, old := d.store, ""
 	err := s.alone(func() (err error) {

@@ -190,8 +190,8 @@ func Opaque(dir int) bool {
 // OpaqueXattr is the attribute of an opaque directory.
 const OpaqueXattr = "user.overlay.opaque"
 
-// Copied reports whether the kernel copied a file of the layer up from below, because a program wrote to
-// it. The kernel marks such files, and no program in the sandbox can set or remove the mark.
+// Copied reports whether the kernel copied a file of the layer up from below, because a program wrote to it. The
+// kernel marks copied files, and no program in the sandbox can set or remove the mark.
 func (e *Entry) Copied() bool {
 	_, err := unix.Lgetxattr(fmt.Sprintf("/proc/self/fd/%d/%s", e.Dir, e.Name), CopiedXattr, nil)
 	return err == nil

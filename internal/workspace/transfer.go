@@ -16,9 +16,9 @@ import (
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
-// Transfer copies files, directories and symbolic links between a sandbox and the host, in either direction.
-// It opens everything component by component, by descriptors, and follows no link on either side. Commands
-// running at the same time can only affect which of their own files are copied.
+// Transfer copies files, directories and symbolic links between a sandbox and the host, in either direction. It opens
+// everything component by component, relative to descriptors, and follows no link on either side. Commands running at
+// the same time can only affect which of their own files are copied.
 //
 // Devices, FIFOs and sockets are skipped. Setuid, setgid and sticky bits, extended attributes and owners are not
 // copied, and hard links become separate files. A file gets its name only when it is complete.
