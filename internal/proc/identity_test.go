@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/tests/check"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 func identify(t *testing.T, pid int) Identity {
@@ -21,14 +22,6 @@ func identify(t *testing.T, pid int) Identity {
 	id, err := Identify(pid)
 	check.Must(t, err)
 	return id
-}
-
-// countDescriptors counts the open descriptors of this process.
-func countDescriptors(t *testing.T) int {
-	t.Helper()
-	list, err := os.ReadDir("/proc/self/fd")
-	check.Must(t, err)
-	return len(list)
 }
 
 func TestIdentity(t *testing.T) {
@@ -52,7 +45,9 @@ func TestIdentity(t *testing.T) {
 	p.Close()
 
 	// If any value differs, it is another process, and no descriptor stays open.
-	before := countDescriptors(t)
+	first, err := ReadStat(1)
+	check.Must(t, err)
+	before := harness.Descriptors(t)
 	for name, change := range map[string]func(*Identity){
 		"start":        func(id *Identity) { id.Start++ },
 		"start before": func(id *Identity) { id.Start-- },
@@ -62,7 +57,7 @@ func TestIdentity(t *testing.T) {
 		"namespace":    func(id *Identity) { id.PIDNS++ },
 		"no namespace": func(id *Identity) { id.PIDNS = 0 },
 		"no such pid":  func(id *Identity) { id.PID = 1 << 22 },
-		"pid 1":        func(id *Identity) { *id = identify(t, os.Getpid()); id.PID = 1 },
+		"pid 1":        func(id *Identity) { id.PID, id.Start, id.PIDNS = 1, first.Start, ns }, // all of it correct
 		"pid 0":        func(id *Identity) { id.PID = 0 },
 		"pid -1":       func(id *Identity) { id.PID = -1 },
 		"a group":      func(id *Identity) { id.PID = -id.PID },
@@ -73,12 +68,11 @@ func TestIdentity(t *testing.T) {
 		p, err := other.Open()
 		check.That(t, err == ErrGone && p == nil, "%s: %v, %v; want %v", name, p, err, ErrGone)
 	}
-	after := countDescriptors(t)
+	after := harness.Descriptors(t)
 	check.That(t, after <= before, "%d descriptors before, %d after", before, after)
 
 	// A zombie has ended, and so has a reaped process.
-	err = c.Process.Kill()
-	check.Must(t, err)
+	check.Must(t, c.Process.Kill())
 	eventually(t, "a zombie", func() bool {
 		st, err := ReadStat(id.PID)
 		return err == nil && st.State == "Z"
@@ -90,19 +84,8 @@ func TestIdentity(t *testing.T) {
 	}
 	got, err := Identify(id.PID)
 	check.That(t, err == ErrGone && got == (Identity{}), "identified after its end: %+v, %v", got, err)
-	after = countDescriptors(t)
+	after = harness.Descriptors(t)
 	check.That(t, after <= before, "%d descriptors before, %d after", before, after)
-}
-
-// Open never opens process 1, even if all other values are correct.
-func TestIdentityOfPID1(t *testing.T) {
-	id := Identity{PID: 1, BootID: identify(t, os.Getpid()).BootID}
-	st, err := ReadStat(1)
-	check.Must(t, err)
-	id.Start = st.Start
-	id.PIDNS = identify(t, os.Getpid()).PIDNS
-	p, err := id.Open()
-	check.That(t, err == ErrGone && p == nil, "%v, %v", p, err)
 }
 
 // Open returns ErrGone if the PID has become a thread's ID, for which pidfd_open(2) fails.
@@ -133,12 +116,12 @@ func TestIdentityNoDescriptors(t *testing.T) {
 	defer end()
 	id := identify(t, c.Process.Pid)
 	lowest := lowestDescriptor(t)
-	restore := limitDescriptors(t, lowest)
+	restore := harness.LimitDescriptors(t, lowest)
 	_, err := NSPID(c.Process.Pid)
 	restore()
 	check.That(t, errors.Is(err, unix.EMFILE), "NSPID: %v", err)
 	for more := range 2 { // for the pidfd, and for the files read after it
-		restore := limitDescriptors(t, lowest+more)
+		restore := harness.LimitDescriptors(t, lowest+more)
 		p, err := id.Open()
 		restore()
 		check.That(t, errors.Is(err, unix.EMFILE) && p == nil, "with %d descriptors free: %v, %v", more, p, err)
@@ -156,30 +139,19 @@ func lowestDescriptor(t *testing.T) int {
 	return lowest
 }
 
-// limitDescriptors allows no new descriptors from n on until restore is called.
-func limitDescriptors(t *testing.T, n int) (restore func()) {
-	t.Helper()
-	var limit unix.Rlimit
-	check.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
-	low := unix.Rlimit{Cur: uint64(n), Max: limit.Max}
-	check.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &low))
-	return func() {
-		check.OK(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
-	}
-}
-
-// Open returns ErrGone if another process has the same PID in the same namespace.
-func TestIdentityPIDReuse(t *testing.T) {
+// Neither an identity nor a handle of a process reaches another one with the same PID in the same namespace. In a PID
+// namespace of its own, the test can choose the next PID.
+func TestPIDReuse(t *testing.T) {
 	const inside = "SBXRUN_TEST_IN_NAMESPACE"
 	if os.Getenv(inside) == "" {
-		c := exec.Command("unshare", "--user", "--map-root-user", "--fork", "--pid", "--mount-proc", os.Args[0], "-test.run=^TestIdentityPIDReuse$")
+		c := exec.Command("unshare", "--user", "--map-root-user", "--fork", "--pid", "--mount-proc", os.Args[0], "-test.run=^TestPIDReuse$")
 		c.Env = append(os.Environ(), inside+"=1")
 		out, err := c.CombinedOutput()
 		check.That(t, err == nil, "in a PID namespace of its own: %v\n%s", err, out)
 		return
 	}
 	c, end := held(t, "cat")
-	first := identify(t, c.Process.Pid)
+	first, p := identify(t, c.Process.Pid), open(t, c.Process.Pid)
 	end()
 	for range 1000 {
 		check.Must(t, os.WriteFile("/proc/sys/kernel/ns_last_pid", []byte(strconv.Itoa(first.PID-1)), 0))
@@ -193,11 +165,19 @@ func TestIdentityPIDReuse(t *testing.T) {
 			end() // both started in the same clock tick
 			continue
 		}
-		p, err := first.Open()
-		check.That(t, err == ErrGone && p == nil, "the first process: %v, %v", p, err)
-		p, err = second.Open()
+		again, err := first.Open()
+		check.That(t, err == ErrGone && again == nil, "the first process: %v, %v", again, err)
+		check.Equal(t, p.Signal(unix.SIGKILL), ErrGone, "signal to the first process")
+		fd, err := p.OpenRoot()
+		check.That(t, err == ErrGone, "its root: %d, %v, want %v", fd, err, ErrGone)
+		check.That(t, p.Exited(), "the first process is taken for the second")
+		q, err := second.Open()
 		check.Require(t, err == nil, "the second process: %v", err)
-		p.Close()
+		defer q.Close()
+		check.That(t, !q.Exited(), "the second process is gone")
+		fd, err = q.OpenRoot()
+		check.That(t, err == nil, "its root: %v", err)
+		unix.Close(fd)
 		end()
 		return
 	}

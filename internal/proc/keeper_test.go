@@ -51,25 +51,17 @@ func start(t *testing.T, args ...string) (*Keeper, *os.File) {
 	t.Helper()
 	path, err := exec.LookPath(args[0])
 	check.Must(t, err)
-	r, w, err := os.Pipe()
-	check.Must(t, err)
-	defer w.Close()
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	check.Must(t, err)
-	defer null.Close()
+	r, w := harness.Pipe(t)
+	null := harness.Null(t)
 	k := keep(t, Command{Program: &Program{Path: path, Args: args, Files: []*os.File{null, w, null}}})
-	t.Cleanup(func() { r.Close() })
+	w.Close()
 	return k, r
 }
 
 // A program gets more files than fit into one message.
 func TestKeeperManyFiles(t *testing.T) {
-	r, w, err := os.Pipe()
-	check.Must(t, err)
-	defer r.Close()
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	check.Must(t, err)
-	defer null.Close()
+	r, w := harness.Pipe(t)
+	null := harness.Null(t)
 	for _, last := range []int{252, 253, 600} {
 		files := append(slices.Repeat([]*os.File{null}, last), w)
 		way := &Way{Files: files, Lay: func(s *helper.Script) {
@@ -191,12 +183,10 @@ func TestKeeperReapsOrphans(t *testing.T) {
 }
 
 func TestKeeperStartError(t *testing.T) {
-	null, err := os.Open(os.DevNull)
-	check.Must(t, err)
-	defer null.Close()
+	null := harness.Null(t)
 	k := keep(t, Command{Program: &Program{Path: "/nonexistent", Args: []string{"x"}, Files: []*os.File{null}}})
 	finish(t, k)
-	err = k.StartError()
+	err := k.StartError()
 	want := "exec x: no such file or directory"
 	check.That(t, err != nil && err.Error() == want, "got %v, want %s", err, want)
 }
@@ -220,7 +210,7 @@ func TestInheritNoDescriptors(t *testing.T) {
 	kept := &Kept{Keeper: k}
 	left := kept.Survivors(10)
 	check.That(t, len(left) == 1 && left[0].PID == program, "survivors %+v, want %d", left, program)
-	restore := limitDescriptors(t, lowestDescriptor(t))
+	restore := harness.LimitDescriptors(t, lowestDescriptor(t))
 	err = kept.Inherit(time.Now().Add(50 * time.Millisecond))
 	restore()
 	check.That(t, errors.Is(err, unix.EMFILE), "with no descriptor free: %v", err)
@@ -231,10 +221,7 @@ func TestInheritNoDescriptors(t *testing.T) {
 
 // Abandon succeeds if the keeper was killed and one of its children still has the keeper's socket open.
 func TestAbandonSocketHeld(t *testing.T) {
-	r, w, err := os.Pipe()
-	check.Must(t, err)
-	defer r.Close()
-	defer w.Close()
+	r, w := harness.Pipe(t)
 	// A process that was stopped before it could set its death signal, and before the exec of its program, which closes the
 	// socket.
 	var s helper.Script
@@ -245,8 +232,7 @@ func TestAbandonSocketHeld(t *testing.T) {
 	defer script.Close()
 	k, err := startKeeper()
 	check.Must(t, err)
-	err = k.send(&order{Kind: orderChild, Child: 1, Files: 1, Program: 1, Cgroup: -1}, []*os.File{script, w}, nil)
-	check.Must(t, err)
+	check.Must(t, k.send(&order{Kind: orderChild, Child: 1, Files: 1, Program: 1, Cgroup: -1}, []*os.File{script, w}, nil))
 	_, err = r.Read(make([]byte, 1))
 	check.Must(t, err)
 	child := Descendants(k.PID, 1)[0].PID
@@ -277,7 +263,7 @@ func TestKeeperFewDescriptors(t *testing.T) {
 			check.Must(t, err)
 			fill = append(fill, fd)
 		}
-		restore := limitDescriptors(t, fill[len(fill)-1]+1)
+		restore := harness.LimitDescriptors(t, fill[len(fill)-1]+1)
 		for range free {
 			unix.Close(fill[len(fill)-1])
 			fill = fill[:len(fill)-1]

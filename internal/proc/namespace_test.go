@@ -35,8 +35,7 @@ func TestAsOwnerAtOnce(t *testing.T) {
 	// Package syscall shares memory with a child until the exec (CLONE_VM), so the child's change of IDs has made this
 	// process undumpable, too.
 	const before = 1
-	err = unix.Prctl(unix.PR_SET_DUMPABLE, before, 0, 0, 0)
-	check.Must(t, err)
+	check.Must(t, unix.Prctl(unix.PR_SET_DUMPABLE, before, 0, 0, 0))
 	var all sync.WaitGroup
 	for range 8 {
 		all.Go(func() {

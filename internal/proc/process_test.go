@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"os/exec"
-	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -74,42 +72,6 @@ func TestProcess(t *testing.T) {
 	check.That(t, err != nil && !errors.Is(err, os.ErrDeadlineExceeded), "wait after close: %v", err)
 }
 
-// A handle never reaches another process that reuses the PID. In a PID namespace of its own, the
-// test can choose the next PID.
-func TestProcessPIDReuse(t *testing.T) {
-	const inside = "SBXRUN_TEST_IN_NAMESPACE"
-	if os.Getenv(inside) == "" {
-		c := exec.Command("unshare", "--user", "--map-root-user", "--fork", "--pid", "--mount-proc", os.Args[0], "-test.run=^TestProcessPIDReuse$")
-		c.Env = append(os.Environ(), inside+"=1")
-		out, err := c.CombinedOutput()
-		check.That(t, err == nil, "in a PID namespace of its own: %v\n%s", err, out)
-		return
-	}
-	for range 100 {
-		c, end := held(t, "cat")
-		p := open(t, c.Process.Pid)
-		end()
-		check.Must(t, os.WriteFile("/proc/sys/kernel/ns_last_pid", []byte(strconv.Itoa(c.Process.Pid-1)), 0))
-		d, end := held(t, "cat")
-		if d.Process.Pid != c.Process.Pid {
-			end() // a thread of this process has taken the PID
-			continue
-		}
-		check.Equal(t, p.Signal(unix.SIGKILL), ErrGone, "signal")
-		fd, err := p.OpenRoot()
-		check.That(t, err == ErrGone, "root: %d, %v, want %v", fd, err, ErrGone)
-		check.That(t, p.Exited(), "the first process is taken for the second")
-		q := open(t, d.Process.Pid)
-		check.That(t, !q.Exited(), "the second process is gone")
-		fd, err = q.OpenRoot()
-		check.That(t, err == nil, "root: %v", err)
-		unix.Close(fd)
-		end()
-		return
-	}
-	t.Error("the number was never reused")
-}
-
 func TestWaitContext(t *testing.T) {
 	c, end := held(t, "cat")
 	p := open(t, c.Process.Pid)
@@ -137,19 +99,12 @@ func TestWaitContext(t *testing.T) {
 func TestWaitWithoutDescriptors(t *testing.T) {
 	c, _ := held(t, "cat")
 	p := open(t, c.Process.Pid)
-	var limit unix.Rlimit
-	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)
-	check.Must(t, err)
-	few := limit
-	few.Cur = 1 // poll(2) accepts at most this many descriptors, too
-	err = unix.Setrlimit(unix.RLIMIT_NOFILE, &few)
-	check.Must(t, err)
-	defer unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)
+	defer harness.LimitDescriptors(t, 1)() // poll(2) accepts at most this many, too
 	if d, err := p.Dup(); err == nil {
 		d.Close()
 		t.Fatal("there was a descriptor")
 	}
-	err = p.Wait(time.Now().Add(5 * time.Millisecond))
+	err := p.Wait(time.Now().Add(5 * time.Millisecond))
 	check.That(t, errors.Is(err, os.ErrDeadlineExceeded), "it runs: %v", err)
 	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -195,10 +150,7 @@ func TestWaitContextLateCancellation(t *testing.T) {
 
 // The same holds for reads: data that arrives after a bounded read is not lost.
 func TestReadUntilLateCancellation(t *testing.T) {
-	r, w, err := os.Pipe()
-	check.Must(t, err)
-	defer r.Close()
-	defer w.Close()
+	r, w := harness.Pipe(t)
 	buf := make([]byte, 1)
 	for i := range 1000 {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -219,10 +171,7 @@ func TestReadUntilLateCancellation(t *testing.T) {
 }
 
 func TestReadUntil(t *testing.T) {
-	r, w, err := os.Pipe()
-	check.Must(t, err)
-	defer r.Close()
-	defer w.Close()
+	r, _ := harness.Pipe(t)
 	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
 	for name, bound := range map[string]func() func(){
@@ -238,9 +187,7 @@ func TestReadUntil(t *testing.T) {
 }
 
 func TestWaitHangup(t *testing.T) {
-	r, w, err := os.Pipe()
-	check.Must(t, err)
-	defer w.Close()
+	r, w := harness.Pipe(t)
 	second, err := unix.Dup(int(r.Fd()))
 	check.Must(t, err)
 	brief := func() time.Time { return time.Now().Add(time.Millisecond) }
@@ -249,8 +196,7 @@ func TestWaitHangup(t *testing.T) {
 	r.Close()
 	err = WaitHangup(w, brief())
 	check.That(t, errors.Is(err, os.ErrDeadlineExceeded), "one reader: %v", err)
-	err = w.SetWriteDeadline(time.Time{})
-	check.Must(t, err)
+	check.Must(t, w.SetWriteDeadline(time.Time{}))
 	_, err = w.Write(make([]byte, 4096))
 	check.Must(t, err)
 	err = WaitHangup(w, brief())

@@ -1,9 +1,9 @@
 package proc
 
 import (
+	"fmt"
 	"os"
 	"testing"
-	"time"
 
 	"github.com/sbxrun/sbxrun/tests/check"
 )
@@ -22,8 +22,5 @@ func TestMakeThreads(t *testing.T) {
 	want := tasks(t) + 20
 	MakeThreads(want)
 	// The runtime counts threads that are about to start, and with cgo a few that never do.
-	enough := func() bool { return tasks(t) >= want-5 }
-	for until := time.Now().Add(10 * time.Second); !enough() && time.Now().Before(until); time.Sleep(time.Millisecond) {
-	}
-	check.That(t, enough(), "%d threads, want %d", tasks(t), want)
+	eventually(t, fmt.Sprint(want, " threads"), func() bool { return tasks(t) >= want-5 })
 }

@@ -21,8 +21,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// rest contains fields 5 to 52 of a stat line: the session is 5, the times are 250
-// and 13, the start is 100.
+// rest contains fields 5 to 52 of a stat line: the session is 5, the times are 250 and 13, the start is 100.
 const rest = " 6 5 34816 1 4194560 100 0 0 0 250 13 70 20 20 0 1 0 100 1 1 18446744073709551615 1 1 0 0 0 0 0 0 0 0 0 0 17 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n"
 
 func TestParseStat(t *testing.T) {

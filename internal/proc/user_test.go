@@ -25,8 +25,7 @@ func TestAsUser(t *testing.T) {
 	if os.Geteuid() == 0 {
 		user, denied = &Cred{UID: 65534, GID: 65534}, true
 		for at := dir; at != "/"; at = filepath.Dir(at) {
-			err := os.Chmod(at, 0o777|os.ModeSticky)
-			check.Must(t, err)
+			check.Must(t, os.Chmod(at, 0o777|os.ModeSticky))
 			if filepath.Dir(at) == os.TempDir() {
 				break
 			}
