@@ -86,8 +86,7 @@ func TestCheckCommand(t *testing.T) {
 	check.Must(t, os.MkdirAll(filepath.Join(top, "me/.ssh"), 0o755))
 	write("me/.ssh/id_rsa", "", 0o755)
 	tools := laidOut(t, "lib/pyenv/shims/tool", "tools/tool2", "lib/python/bin/tool3", "dirs/tool4/", "bin/both2")
-	err = os.WriteFile(filepath.Join(tools, "bin/notool"), nil, 0o644)
-	check.Must(t, err)
+	check.Must(t, os.WriteFile(filepath.Join(tools, "bin/notool"), nil, 0o644))
 
 	notFound := func(message, hint string) *result.Error {
 		return &result.Error{Code: "not-found", ExitCode: 127, Message: message, Hint: hint}

@@ -94,11 +94,9 @@ func TestPlanOptions(t *testing.T) {
 		netHost  bool
 	}{
 		{name: "ordinary user", uid: 1000},
-		{name: "ordinary user, another inside", uid: 1000, change: func(p *Policy) { p.User = &User{UID: 0, GID: 5} }, identity: []string{"--uid 0", "--gid 5"}},
 		{name: "host's network", uid: 1000, change: func(p *Policy) { p.Network = NetHost }, netHost: true},
 		{name: "root", uid: 0, cred: &proc.Cred{UID: 65534, GID: 65534}},
 		{name: "root, root inside", uid: 0, change: func(p *Policy) { p.User = &User{} }, identity: []string{"--uid 0", "--gid 0"}, cred: &proc.Cred{UID: 65534, GID: 65534}},
-		{name: "root, another user", uid: 0, change: func(p *Policy) { p.User = &User{UID: 7, GID: 8} }, cred: &proc.Cred{UID: 7, GID: 8}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -152,8 +150,7 @@ func TestPlanOptions(t *testing.T) {
 	}
 }
 
-// checkSources checks that a plan shows only the system, public files of /etc and /var/lib, and
-// the user's mounts.
+// checkSources checks that a plan shows only the system, public files of /etc and /var/lib, and the user's mounts.
 func checkSources(t *testing.T, plan *Plan, list []option) {
 	t.Helper()
 	for _, o := range list {
@@ -211,8 +208,7 @@ func TestPlanBuild(t *testing.T) {
 	}
 	defer plan.Close()
 	plan.placeMounts()
-	err = plan.build(&Policy{Hostname: "h"})
-	check.Must(t, err)
+	check.Must(t, plan.build(&Policy{Hostname: "h"}))
 	off := ""
 	if plan.NoUserns() {
 		off = "--disable-userns\n"
@@ -264,8 +260,7 @@ func TestPlanBuild(t *testing.T) {
 // If user namespaces cannot be disabled in the room, the filter refuses them.
 func TestPlanNoUserns(t *testing.T) {
 	var plan Plan
-	err := plan.build(&Policy{})
-	check.Must(t, err)
+	check.Must(t, plan.build(&Policy{}))
 	if plan.NoUserns() == readOnlySysctl() || (plan.filter == seccomp.Namespaces) == plan.NoUserns() {
 		t.Errorf("/proc/sys is read-only: %v; user namespaces are switched off: %v; the filter: %v", readOnlySysctl(), plan.NoUserns(), plan.filter)
 	}
@@ -488,8 +483,7 @@ func TestPrepareMountInMount(t *testing.T) {
 func TestPrepareStages(t *testing.T) {
 	top := laidOut(t, "private/data/", "public/")
 	for name, mode := range map[string]os.FileMode{"": 0o755, "/private": 0o700, "/public": 0o755} {
-		err := os.Chmod(top+name, mode)
-		check.Must(t, err)
+		check.Must(t, os.Chmod(top+name, mode))
 	}
 	if !reachable("/usr/bin/env") || reachable(top+"/private/data") || reachable(top+"/none") {
 		t.Errorf("reachable: /usr/bin/env %v, below a private directory %v, missing %v", reachable("/usr/bin/env"), reachable(top+"/private/data"), reachable(top+"/none"))
@@ -532,8 +526,7 @@ func TestPrepareStagesNoLinkOfAnotherUser(t *testing.T) {
 	err := os.Chmod(top+"/private", 0o700)
 	check.Must(t, err)
 	for _, name := range []string{"out", "way", "file", "near", "harmless"} {
-		err := os.Lchown(top+"/shared/"+name, Nobody, Nobody)
-		check.Must(t, err)
+		check.Must(t, os.Lchown(top+"/shared/"+name, Nobody, Nobody))
 	}
 	for source, link := range map[string]string{
 		"/shared/out": "/shared/out", "/shared/out/": "/shared/out", "/shared/way/data": "/shared/way", "/shared/file": "/shared/file", "/shared/rooted": "/shared/out",
@@ -543,8 +536,7 @@ func TestPrepareStagesNoLinkOfAnotherUser(t *testing.T) {
 		for _, kind := range []MountKind{ReadOnly, ReadWrite} {
 			plan, err := Prepare(Policy{Command: []string{"true"}, Workdir: "/tmp", Mounts: []Mount{{Kind: kind, Source: top + source, Dest: "/x"}, {Source: top + "/private/data", Dest: "/y"}}},
 				Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH")})
-			var e *result.Error
-			check.That(t, plan == nil && errors.As(err, &e) && e.Code == "bind-source" && strings.Contains(e.Message, top+link) && strings.Contains(e.Message, "is a symbolic link that others could have put there"),
+			check.That(t, plan == nil && result.CodeOf(err) == "bind-source" && strings.Contains(err.Error(), top+link) && strings.Contains(err.Error(), "is a symbolic link that others could have put there"),
 				"%s: got %v, %v; want that %s is refused", source, plan, err, link)
 		}
 	}
@@ -571,9 +563,8 @@ func TestTrustedLinkOfRoot(t *testing.T) {
 	}
 	top := laidOut(t, "loop -> loop", "file")
 	for _, name := range []string{"/none", "/none/x", "/loop", "/file/x"} {
-		var e *result.Error
 		got, err := trusted(top + name)
-		check.That(t, errors.As(err, &e) && e.Code == "bind-source", "trusted(%q) = %q, %v", top+name, got, err)
+		check.That(t, result.CodeOf(err) == "bind-source", "trusted(%q) = %q, %v", top+name, got, err)
 	}
 }
 
@@ -601,31 +592,12 @@ func TestPrepareMoreWordsThanBwrapTakes(t *testing.T) {
 	}
 }
 
-// A copied file is not accepted as a directory or a program.
-func TestPrepareCopiedFile(t *testing.T) {
-	for _, name := range []string{"/etc/passwd", "/etc/hosts"} {
-		for _, tt := range []struct {
-			p       Policy
-			code    string
-			message string
-		}{
-			{Policy{Command: []string{name}, Workdir: "/tmp"}, "not-executable", fmt.Sprintf("command %q cannot be executed: permission denied", name)},
-			{Policy{Command: []string{"true"}, Workdir: name}, "workdir", fmt.Sprintf("working directory %q is not a directory", name)},
-		} {
-			_, err := Prepare(tt.p, Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), UID: 1000, GID: 1000})
-			var e *result.Error
-			check.That(t, errors.As(err, &e) && e.Code == tt.code && e.Message == tt.message, "got %v, want %s", err, tt.message)
-		}
-	}
-}
-
 // Messages quote escape sequences in names that a payload may have chosen.
 func TestPrepareEscapeSequences(t *testing.T) {
 	const odd = "\x1b[2J\x9b\a\r\n"
 	top := laidOut(t, odd+"/home/", odd+"/file", "w/"+odd+" -> /", odd+"/sub/")
-	err := os.WriteFile(top+"/script", []byte("#!/none/\x1b[2J\x9b\a\r\n"), 0o755)
-	check.Must(t, err)
-	err = os.Chmod(top+"/"+odd+"/sub", 0o700)
+	check.Must(t, os.WriteFile(top+"/script", []byte("#!/none/\x1b[2J\x9b\a\r\n"), 0o755))
+	err := os.Chmod(top+"/"+odd+"/sub", 0o700)
 	check.Must(t, err)
 	at := top + "/" + odd
 	bind := func(source, dest string) Mount { return Mount{Kind: ReadWrite, Source: source, Dest: dest} }

@@ -87,20 +87,6 @@ func TestStatusGarbage(t *testing.T) {
 	}
 }
 
-// If the stream is cut or split between two writes at any byte, exactly its complete objects are read.
-func TestStatusSplit(t *testing.T) {
-	whole := strings.IndexByte(bwrapStatus, '}') + 1
-	for i := range len(bwrapStatus) + 1 {
-		want := told{4711, 4026532500, ""}
-		split := io.MultiReader(strings.NewReader(bwrapStatus[:i]), strings.NewReader(bwrapStatus[i:]))
-		check.NoDiff(t, cmp.Diff(want, tell(split)), "split at %d (-want +got)", i)
-		if i < whole {
-			want = told{Err: "EOF"}
-		}
-		check.NoDiff(t, cmp.Diff(want, tell(strings.NewReader(bwrapStatus[:i]))), "cut at %d (-want +got)", i)
-	}
-}
-
 // A read error is not taken for the end of the stream, because it may be the deadline.
 func TestStatusReadError(t *testing.T) {
 	_, _, err := readStatus(io.MultiReader(strings.NewReader(bwrapStatus[:20]), iotest.ErrReader(iotest.ErrTimeout)))

@@ -255,9 +255,8 @@ func TestCheckWorkdirOfAnotherUser(t *testing.T) {
 		{0o700, proc.Cred{UID: me, GID: other}, true},
 		{0o077, proc.Cred{UID: me, GID: mine}, false},
 	} {
-		err := os.Chmod(top+"/dir", tt.mode)
-		check.Must(t, err)
-		err = checkWorkdir(v, "/w", &tt.cred)
+		check.Must(t, os.Chmod(top+"/dir", tt.mode))
+		err := checkWorkdir(v, "/w", &tt.cred)
 		if tt.ok {
 			check.That(t, err == nil, "mode %o for %v: %v", tt.mode, tt.cred, err)
 			continue
