@@ -60,8 +60,7 @@ func TestNotReleased(t *testing.T) {
 	check.Must(t, err)
 	defer init.Close()
 	x := &Exec{running: make(chan struct{}), exited: make(chan struct{})}
-	err = x.open()
-	check.Must(t, err)
+	check.Must(t, x.open())
 	x.Init = init
 	x.Entered()
 	x.gate.Close()

@@ -31,12 +31,8 @@ func sandbox(t *testing.T, script string) (sb *room.Room, lines *bufio.Scanner) 
 		room.Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid()})
 	check.Must(t, err)
 	defer plan.Close()
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	check.Must(t, err)
-	defer null.Close()
-	r, w, err := os.Pipe()
-	check.Must(t, err)
-	t.Cleanup(func() { r.Close() })
+	null := harness.Null(t)
+	r, w := harness.Pipe(t)
 	sb, err = plan.Start(t.Context(), [3]*os.File{null, w, os.Stderr}, nil, false)
 	check.Must(t, err)
 	w.Close()
@@ -109,13 +105,10 @@ func TestSignalStops(t *testing.T) {
 // until waits until there are two processes below init and is holds for both.
 func until(t *testing.T, sb *room.Room, what string, is func(proc.Stat) bool) {
 	t.Helper()
-	for limit := soon(); ; time.Sleep(time.Millisecond) {
+	harness.Until(t, harness.Bound, what, func() bool {
 		list := proc.Descendants(sb.Init.PID, 100)
-		if len(list) == 2 && is(list[0]) && is(list[1]) {
-			return
-		}
-		check.Require(t, !time.Now().After(limit), "want %s, got %+v", what, list)
-	}
+		return len(list) == 2 && is(list[0]) && is(list[1])
+	})
 }
 
 // Signal succeeds even if no process is there to receive it, and if many signals are sent at once.
@@ -149,9 +142,7 @@ func TestSignalErrors(t *testing.T) {
 // command returns an entry for true(1) in a room, and its descriptors 0, 1 and 2.
 func command(t *testing.T, sb *room.Room) (*enter.Entry, [3]*os.File) {
 	t.Helper()
-	null, err := os.Open(os.DevNull)
-	check.Must(t, err)
-	t.Cleanup(func() { null.Close() })
+	null := harness.Null(t)
 	return &enter.Entry{Cred: sb.Cred, HostNet: sb.HostNet, Command: []string{"true"}, Path: os.Getenv("PATH"), Workdir: "/"}, [3]*os.File{null, null, null}
 }
 
@@ -162,7 +153,7 @@ func TestNothingCanBeSent(t *testing.T) {
 	read(t, lines, 1)
 	entry, stdio := command(t, sb)
 
-	full(t)
+	t.Cleanup(harness.LimitDescriptors(t, 3))
 	begin := time.Now()
 	err := enter.Signal(sb.Room, sb.Cred, sb.HostNet, unix.SIGCONT)
 	check.That(t, errors.Is(err, unix.EMFILE), "a signal without a descriptor: %v", err)
@@ -191,7 +182,7 @@ func TestNothingCanBeHeld(t *testing.T) {
 	check.Must(t, err)
 	defer x.Close()
 
-	full(t)
+	t.Cleanup(harness.LimitDescriptors(t, 3))
 	begin := time.Now()
 	err = x.Identify(t.Context(), soon())
 	check.That(t, errors.Is(err, unix.EMFILE), "without a descriptor: %v", err)
@@ -199,17 +190,4 @@ func TestNothingCanBeHeld(t *testing.T) {
 	check.That(t, took < enter.Dying, "that took %v", took)
 	_, err = x.Abandon(soon())
 	check.That(t, err == nil, "%v", err)
-}
-
-// full leaves this process without free descriptors until the test ends.
-func full(t *testing.T) {
-	t.Helper()
-	var old unix.Rlimit
-	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &old)
-	check.Must(t, err)
-	err = unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: old.Max})
-	check.Must(t, err)
-	t.Cleanup(func() {
-		check.OK(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &old))
-	})
 }

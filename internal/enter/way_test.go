@@ -31,10 +31,9 @@ func TestHandClosed(t *testing.T) {
 func TestReadAfterReset(t *testing.T) {
 	var w way
 	defer w.Close()
-	err := w.open()
-	check.Must(t, err)
+	check.Must(t, w.open())
 	x := &Exec{way: w}
-	err = x.order(order{signal: int32(unix.SIGTERM)})
+	err := x.order(order{signal: int32(unix.SIGTERM)})
 	check.Must(t, err)
 	said := helper.Report{Kind: helper.Exited, Value: 7 << 8}
 	_, err = w.inner[0].Write((*[unsafe.Sizeof(said)]byte)(unsafe.Pointer(&said))[:])
