@@ -1,7 +1,6 @@
 package state
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -72,8 +71,7 @@ func TestClaim(t *testing.T) {
 					won <- o
 					return
 				}
-				e := (*result.Error)(nil)
-				check.That(t, errors.As(err, &e) && e.Code == "name-in-use", "%v", err)
+				check.Equal(t, result.CodeOf(err), "name-in-use", "%v", err)
 			})
 		}
 		wg.Wait()

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/tests/check"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // attempt creates a sandbox with its record and access file, or undoes that.
@@ -48,17 +49,15 @@ func wantNothing(t *testing.T, path string) {
 func TestNoDescriptors(t *testing.T) {
 	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // which would close files of earlier tests
 	path := filepath.Join(t.TempDir(), "state")
-	var limit unix.Rlimit
-	must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
-	restore := func() { must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)) }
+	restore := func() {}
 	free := func(n int) {
 		restore()
 		lowest, err := unix.Dup(0)
 		must(t, err)
 		unix.Close(lowest)
-		must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(lowest + n), Max: limit.Max}))
+		restore = harness.LimitDescriptors(t, lowest+n)
 	}
-	defer restore()
+	defer func() { restore() }()
 	for n := 0; ; n++ {
 		free(n)
 		d, o, err := attempt(path)

@@ -280,8 +280,7 @@ func TestWriteIsAtomic(t *testing.T) {
 	}
 }
 
-// docs/reference/state.md has a row for every member of the record, and no other rows. The
-// report has its own page.
+// docs/reference/state.md has a row for every member of the record, and no other rows. The report has its own page.
 func TestRecordIsDocumented(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/reference/state.md")
 	must(t, err)

@@ -208,8 +208,7 @@ func TestOtherKinds(t *testing.T) {
 	}
 }
 
-// Sweep removes incomplete and half-removed sandboxes, and none that is alive or has a
-// record.
+// Sweep removes incomplete and half-removed sandboxes, and none that is alive or has a record.
 func TestSweep(t *testing.T) {
 	d := opened(t)
 	in := func(name string) string { return filepath.Join(d.Path(), name) }

@@ -42,8 +42,7 @@ func TestMain(m *testing.M) {
 // opened returns a new state directory.
 func opened(t *testing.T) *Dir {
 	t.Helper()
-	// Below /tmp: an unprivileged user may have no other place, and t.TempDir makes
-	// directories that others can read.
+	// Below /tmp: an unprivileged user may have no other place, and t.TempDir makes directories that others can read.
 	return openedAt(t, filepath.Join(t.TempDir(), "state"))
 }
 
@@ -90,8 +89,7 @@ func found(t *testing.T, d *Dir, word string) *Entry {
 	return e
 }
 
-// wantCode checks that err is a [*result.Error] with this code and fit to be shown: one line
-// and a hint.
+// wantCode checks that err is a [*result.Error] with this code and fit to be shown: one line and a hint.
 func wantCode(t *testing.T, what string, err error, code string) {
 	t.Helper()
 	var e *result.Error
@@ -200,17 +198,6 @@ func TestLife(t *testing.T) {
 	wantCode(t, "read after removal", err, "no-such-sandbox")
 }
 
-// Remove leaves no files of a failed start.
-func TestOwnRemove(t *testing.T) {
-	d := opened(t)
-	o := written(t, d, 1, "web")
-	must(t, writeFile(o, "env", nil))
-	must(t, o.Remove())
-	must(t, o.Remove())
-	wantFiles(t, d, "lock", "names")
-	check.Equal(t, created(t, d, 2, "web").ID, testID(2))
-}
-
 // supervisor runs a supervisor in a child process until end is called or it is killed.
 func supervisor(t *testing.T, d *Dir, n int, name string) (c *exec.Cmd, end func()) {
 	t.Helper()
@@ -255,6 +242,7 @@ func TestKilledSupervisor(t *testing.T) {
 	wantIDs(t, d, 2)
 	got = found(t, d, "web")
 	check.That(t, got.ID == o.ID, "%+v", got)
+	must(t, o.Remove())
 	must(t, o.Remove())
 	wantFiles(t, d, "lock", "names")
 }
