@@ -31,8 +31,7 @@ func (f *fakeManager) Enter(name string) (string, error) {
 	return f.cgroup + "/" + name, os.WriteFile(dir+"/cgroup.controllers", []byte("memory pids\n"), 0o644)
 }
 
-// A manager is asked only for limits that are not possible without it, and entered only when cgroups
-// are made.
+// A manager is asked only for limits that are not possible without it, and entered only when cgroups are made.
 func TestDelegated(t *testing.T) {
 	silent := &result.Error{Code: "limit", Message: "systemd is silent", Hint: "wake it"}
 	for _, tt := range []struct {

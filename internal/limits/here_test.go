@@ -44,9 +44,7 @@ func hold(t *testing.T, script string) *held {
 	var err error
 	h.gate, err = h.cmd.StdinPipe()
 	check.Must(t, err)
-	ready, end, err := os.Pipe()
-	check.Must(t, err)
-	defer ready.Close()
+	ready, end := harness.Pipe(t)
 	h.cmd.ExtraFiles = []*os.File{end}
 	err = h.cmd.Start()
 	end.Close()
@@ -149,7 +147,7 @@ func made(t *testing.T, nest bool, r Request, controllers ...string) *Group {
 // empty kills all processes in the test's own cgroups.
 func empty(t *testing.T, dirs []string) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+	harness.Until(t, harness.Scaled(10*time.Second), fmt.Sprintf("the end of all processes in %v", dirs), func() bool {
 		left := 0
 		for _, dir := range dirs {
 			procs, _ := os.ReadFile(dir + "/cgroup.procs")
@@ -163,11 +161,8 @@ func empty(t *testing.T, dirs []string) {
 				}
 			}
 		}
-		if left == 0 {
-			return
-		}
-		check.Require(t, !time.Now().After(end), "%d processes do not die in %v", left, dirs)
-	}
+		return left == 0
+	})
 }
 
 func limit(t *testing.T, limits []result.Limit, name string) result.Limit {
@@ -320,11 +315,7 @@ func TestCPUQuota(t *testing.T) {
 	h.release(t)
 	start := time.Now()
 	// On a busy machine the process may have to wait before it has used anything.
-	for end := start.Add(harness.Scaled(20 * time.Second)); !limit(t, g.Limits(0), "cpus").Hit; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%+v", g.Limits(0))
-		}
-	}
+	harness.Until(t, harness.Scaled(20*time.Second), "a throttled process", func() bool { return limit(t, g.Limits(0), "cpus").Hit })
 	for time.Since(start) < 800*time.Millisecond { // eight periods
 		time.Sleep(10 * time.Millisecond)
 	}
@@ -426,12 +417,10 @@ func TestFrozenV1(t *testing.T) {
 	})
 	check.Must(t, write(dir+"/cgroup.procs", strconv.Itoa(h.PID)))
 	check.Must(t, write(dir+"/freezer.state", "FROZEN"))
-	for range 1000 { // FREEZING first
-		if data, _ := proc.ReadFile(dir + "/freezer.state"); string(data) == "FROZEN\n" {
-			break
-		}
-		time.Sleep(time.Millisecond)
-	}
+	harness.Until(t, harness.Bound, "a frozen process", func() bool { // FREEZING first
+		data, _ := proc.ReadFile(dir + "/freezer.state")
+		return string(data) == "FROZEN\n"
+	})
 	_ = h.Signal(unix.SIGKILL)
 	err := h.Wait(time.Now().Add(50 * time.Millisecond))
 	check.That(t, errors.Is(err, os.ErrDeadlineExceeded), "a frozen process died: %v", err)
@@ -477,9 +466,7 @@ func TestMayNotBeSet(t *testing.T) {
 // are in the group's cgroups.
 func inRoom(t *testing.T, g *Group, script string) (string, *result.Payload) {
 	t.Helper()
-	out, in, err := os.Pipe()
-	check.Must(t, err)
-	defer out.Close()
+	out, in := harness.Pipe(t)
 	plan, err := room.Prepare(room.Policy{Command: []string{"sh", "-c", script}, Workdir: "/tmp"}, room.Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid()})
 	check.Must(t, err)
 	defer plan.Close()
@@ -559,11 +546,7 @@ func TestExecWithin(t *testing.T) {
 	third := hold(t, "i=0; while [ $i -lt 10 ]; do sleep 60 & i=$((i+1)); done")
 	add(t, limited, third)
 	third.release(t)
-	for end := time.Now().Add(harness.Scaled(5 * time.Second)); !limit(t, limited.Limits(0), "pids").Hit; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%+v", limited.Limits(0))
-		}
-	}
+	harness.Until(t, harness.Scaled(5*time.Second), "a fork that fails", func() bool { return limit(t, limited.Limits(0), "pids").Hit })
 	for _, dir := range limited.Dirs() {
 		check.That(t, strings.Contains(dir, Prefix+id(t)+"/"+Prefix+"exec-2"), "%s is not within the sandbox's", dir)
 	}
@@ -600,11 +583,7 @@ func TestLeftovers(t *testing.T) {
 	removed := func() bool {
 		return !slices.ContainsFunc(g.Dirs(), func(dir string) bool { _, err := os.Lstat(dir); return err == nil })
 	}
-	for end := time.Now().Add(young + harness.Scaled(10*time.Second)); find() != len(g.nodes) && !removed(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("found %d of %d", find(), len(g.nodes))
-		}
-	}
+	harness.Until(t, young+harness.Scaled(10*time.Second), "all of its cgroups", func() bool { return find() == len(g.nodes) || removed() })
 	check.OK(t, RemoveDirs(g.Dirs(), soon()))
 	check.Equal(t, find(), 0)
 	g.nodes = nil
@@ -622,33 +601,12 @@ func TestRemoveInVain(t *testing.T) {
 	for _, n := range g.nodes {
 		check.That(t, Owned(n.dir), "nobody owns %s", n.dir)
 	}
-	before := descriptors(t)
+	before := harness.Descriptors(t)
 	err := g.Remove(time.Now().Add(20 * time.Millisecond))
 	check.Require(t, errors.Is(err, unix.EBUSY), "want EBUSY, got %v", err)
 	for _, n := range g.nodes {
 		check.That(t, !Owned(n.dir), "somebody owns %s", n.dir)
 	}
-	after := descriptors(t)
+	after := harness.Descriptors(t)
 	check.That(t, after <= before-len(g.nodes), "%d descriptors of %d, with %d cgroups", after, before, len(g.nodes))
-}
-
-// descriptors returns the number of open descriptors of this process.
-func descriptors(t *testing.T) int {
-	t.Helper()
-	list := harness.ReadDir(t, "/proc/self/fd")
-	return len(list)
-}
-
-// BenchmarkGroup measures the cost of limits for a run.
-func BenchmarkGroup(b *testing.B) {
-	for i := range b.N {
-		m, err := Detect()
-		check.Must(b, err)
-		p, err := m.Plan(Request{Memory: 1 << 30, Pids: 100, CPUs: 1}, false)
-		check.Must(b, err)
-		g, err := p.Make(fmt.Sprintf("bench-%d-%d", os.Getpid(), i), false)
-		check.Must(b, err)
-		_, _ = g.Usage(), g.Limits(0)
-		check.Must(b, g.Remove(time.Now().Add(time.Second)))
-	}
 }

@@ -114,8 +114,7 @@ func TestRefusedAtOnce(t *testing.T) {
 	check.That(t, strings.Count(e.Hint, OrWithout) == 1 && strings.Contains(e.Hint, "cgroup_disable=memory") && strings.Contains(e.Hint, "cgroup_disable=cpu"), "hint %q", e.Hint)
 }
 
-// If cgroup files are missing, Make fails and leaves nothing for a required limit, and marks the limit for best
-// effort.
+// If cgroup files are missing, Make fails and leaves nothing for a required limit, and marks the limit for best effort.
 func TestMakeFails(t *testing.T) {
 	for _, required := range []bool{true, false} {
 		m, root := fake(t, "/a/leaf", layout{"/a", all, all, "", 0}, layout{"/a/leaf", all, "", "2\n", 0})

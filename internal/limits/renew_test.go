@@ -31,8 +31,7 @@ func lastingGroup(t *testing.T) *Group {
 	return g
 }
 
-// Each command of a lasting group gets its own CPU quota, whatever period the previous one had (a separate
-// file on v1).
+// Each command of a lasting group gets its own CPU quota, whatever period the previous one had (a separate file on v1).
 func TestRenewedQuota(t *testing.T) {
 	g := lastingGroup(t)
 	if g == nil {

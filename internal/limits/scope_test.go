@@ -18,6 +18,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/tests/check"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // fakeSystemd is a manager that records its calls.
@@ -323,8 +324,7 @@ func TestScopeRefused(t *testing.T) {
 	})
 }
 
-// Enter works with the machine's own systemd. A child of the test enters the scope, so that the test stays where
-// it is.
+// Enter works with the machine's own systemd. A child of the test enters the scope, so that the test stays where it is.
 func TestScopeHere(t *testing.T) {
 	machine := here(t)
 	if os.Getenv("SCOPE_TEST_ENTER") != "" {
@@ -356,10 +356,5 @@ func TestScopeHere(t *testing.T) {
 	_, dir, ok := strings.Cut(string(out), "dir=")
 	check.Require(t, err != nil && err.Error() == "signal: killed" && ok, "%v: %s", err, out)
 	dir, _, _ = strings.Cut(dir, "\n")
-	for end := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		if _, err := os.Stat(dir); errors.Is(err, unix.ENOENT) {
-			break
-		}
-		check.Require(t, !time.Now().After(end), "%s is left", dir)
-	}
+	harness.Until(t, 30*time.Second, "the end of "+dir, func() bool { return !exists(dir) })
 }

@@ -75,8 +75,7 @@ func TestWatchOOMUnifiedDoesNotPoll(t *testing.T) {
 	}
 }
 
-// The CPU time watcher uses the number of CPUs that a program can reach, not the caller's affinity
-// (taskset(1)).
+// The CPU time watcher uses the number of CPUs that a program can reach, not the caller's affinity (taskset(1)).
 func TestMostCPUs(t *testing.T) {
 	if os.Getenv("LIMITS_TEST_PINNED") != "" {
 		fmt.Println("most:", mostCPUs())

@@ -305,9 +305,3 @@ func TestKernel(t *testing.T) {
 		t.Error(err)
 	}
 }
-
-func BenchmarkProgram(b *testing.B) {
-	for range b.N {
-		Namespaces.Program()
-	}
-}
