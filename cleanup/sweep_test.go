@@ -147,9 +147,8 @@ func play(roles string) int {
 }
 
 // actor is a process that plays the roles, each as a child of the one before. A keeper makes a session, and its
-// descendants outlive it. "room" is PID 1 of a PID namespace and executes the program of a sandbox's PID 1,
-// "about to" is the bwrap before that, and "waits" a bwrap of doctor. The other roles resemble
-// these.
+// descendants outlive it. "room" is PID 1 of a PID namespace and executes the program of a sandbox's PID 1, "about to"
+// is the bwrap before that, and "waits" a bwrap of doctor. The other roles resemble these.
 func actor(roles string) (*exec.Cmd, error) {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = []string{sweepRole + "=" + roles}
@@ -342,8 +341,7 @@ func TestAbandoned(t *testing.T) {
 	}
 }
 
-// A process started by hand that executes the program of a sandbox's PID 1 has no keeper that could be
-// dead.
+// A process started by hand that executes the program of a sandbox's PID 1 has no keeper that could be dead.
 func TestAbandonedByHand(t *testing.T) {
 	for _, roles := range []string{"parent,room", "stranger,room", "parent,about to", "stranger,about to"} {
 		room := cast(t, roles)
@@ -378,30 +376,14 @@ func TestAbandonedRace(t *testing.T) {
 
 // A zombie is reported with the parent, which alone can reap it.
 func TestZombie(t *testing.T) {
-	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = []string{sweepRole + "=name:" + proc.KeeperName}
-	in, err := cmd.StdinPipe()
-	check.Must(t, err)
-	out, err := cmd.StdoutPipe()
-	check.Must(t, err)
-	check.Must(t, cmd.Start())
-	defer cmd.Wait()
-	defer in.Close()
-	if _, err := out.Read(make([]byte, 8)); err != nil {
-		t.Fatal(err)
-	}
-	check.Must(t, cmd.Process.Kill())
-	zombie, err := proc.Open(cmd.Process.Pid)
-	check.Must(t, err)
-	defer zombie.Close()
+	zombie := cast(t, "name:"+proc.KeeperName)
+	check.Must(t, zombie.Signal(unix.SIGKILL))
 	check.Must(t, zombie.Wait(time.Now().Add(time.Minute)))
-	st, err := proc.ReadStat(cmd.Process.Pid)
-	check.Require(t, err == nil && st.State == "Z", "%+v, %v", st, err)
 	for _, dry := range []bool{true, false} {
 		s := sweep{Options: Options{DryRun: dry}}
-		s.process(cmd.Process.Pid)
+		s.process(zombie.PID)
 		check.That(t, len(s.found) == 1 && s.found[0].Kind == "zombie" && !s.found[0].Done && strings.Contains(s.found[0].What, strconv.Itoa(os.Getpid())), "%+v", s.found)
-		st, err := proc.ReadStat(cmd.Process.Pid)
+		st, err := proc.ReadStat(zombie.PID)
 		check.Require(t, err == nil && st.State == "Z", "it was collected, and that is its parent's to do: %+v, %v", st, err)
 	}
 }
@@ -617,12 +599,4 @@ func TestSweepDamaged(t *testing.T) {
 			check.That(t, !f.Done || !alive || !strings.Contains(f.What, filepath.Base(path)), "said to be removed, and is not: %+v", f)
 		}
 	}
-}
-
-// A missing state directory has no sandboxes.
-func TestSweepNothing(t *testing.T) {
-	dir, err := state.Look(state.Caller{StateDir: filepath.Join(t.TempDir(), "none"), UID: os.Geteuid()})
-	check.Must(t, err)
-	found := noProc(dir, Options{})
-	check.That(t, len(found) == 0, "%+v", found)
 }
