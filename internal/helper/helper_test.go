@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/tests/check"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // script returns a script with every kind of argument.
@@ -61,14 +62,9 @@ func TestFileAgain(t *testing.T) {
 		theHelper.file = nil
 		t.Cleanup(func() { file.Close() })
 	}
-	var limit unix.Rlimit
-	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)
-	check.Must(t, err)
-	err = unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: limit.Max})
-	check.Must(t, err)
-	_, err = File()
-	restoreErr := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)
-	check.Require(t, restoreErr == nil, "%v", restoreErr)
+	restore := harness.LimitDescriptors(t, 3)
+	_, err := File()
+	restore()
 	check.That(t, errors.Is(err, unix.EMFILE), "without descriptors: %v", err)
 	_, err = File()
 	check.That(t, err == nil, "%v", err)

@@ -65,65 +65,32 @@ func TestLibraryTypes(t *testing.T) {
 	for _, name := range []string{"bwrap", "nsenter", "cleanup", "cleanup/result"} {
 		pkg, err := load.Import(module + name)
 		check.Must(t, err)
-		seen := map[types.Type]bool{}
-		var look func(from string, typ types.Type)
-		look = func(from string, typ types.Type) {
-			if seen[typ] {
-				return
-			}
-			seen[typ] = true
-			switch typ := typ.(type) {
-			case *types.Alias:
-				look(from, types.Unalias(typ))
-			case *types.Named:
-				for arg := range typ.TypeArgs().Types() {
-					look(from, arg)
-				}
-				owner := typ.Obj().Pkg()
-				if owner == nil || !strings.HasPrefix(owner.Path(), module) {
-					return
-				}
-				if strings.Contains(owner.Path(), "/internal/") {
-					t.Errorf("%s%s has %v", module, from, typ)
-					return
-				}
-				for m := range typ.Methods() {
-					if m.Exported() {
-						look(from+"."+m.Name(), m.Type())
-					}
-				}
-				look(from, typ.Underlying())
-			case *types.Struct:
-				for f := range typ.Fields() {
-					if f.Exported() || f.Embedded() { // its fields are promoted
-						look(from+"."+f.Name(), f.Type())
-					}
-				}
-			case *types.Interface:
-				for m := range typ.Methods() {
-					look(from+"."+m.Name(), m.Type())
-				}
-			case *types.Signature:
-				look(from, typ.Params())
-				look(from, typ.Results())
-			case *types.Tuple:
-				for v := range typ.Variables() {
-					look(from, v.Type())
-				}
-			case *types.Map:
-				look(from, typ.Key())
-				look(from, typ.Elem())
-			case interface{ Elem() types.Type }:
-				look(from, typ.Elem())
+		seen := 0
+		look := func(o types.Object, typ types.Type) {
+			if o.Exported() {
+				seen++
+				check.That(t, !strings.Contains(typ.String(), module+"internal/"), "%s: %s is %v", name, o.Name(), typ)
 			}
 		}
 		for _, object := range pkg.Scope().Names() {
-			if o := pkg.Scope().Lookup(object); o.Exported() {
-				look(name+"."+object, o.Type())
+			o := pkg.Scope().Lookup(object)
+			typ := types.Unalias(o.Type())
+			look(o, typ)
+			named, ok := typ.(*types.Named)
+			if _, isType := o.(*types.TypeName); !ok || !isType || !o.Exported() {
+				continue
+			}
+			for m := range named.Methods() {
+				look(m, m.Type())
+			}
+			if u, ok := named.Underlying().(*types.Struct); ok {
+				for f := range u.Fields() {
+					look(f, f.Type())
+				}
+			} else {
+				look(o, named.Underlying())
 			}
 		}
-		if len(seen) < 5 {
-			t.Errorf("only %d types were seen in %s", len(seen), name)
-		}
+		check.That(t, seen >= 5, "only %d types were seen in %s", seen, name)
 	}
 }
