@@ -24,6 +24,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/nsenter"
 	"github.com/sbxrun/sbxrun/tests/check"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // bound limits the commands that should end by themselves.
@@ -63,9 +64,7 @@ func TestStreams(t *testing.T) {
 	run(t, t.Context(), c)
 	check.That(t, both.String() == "1\n1\n2\n2\n3\n3\n", "%q", &both)
 	// Files are passed directly; nil is /dev/null.
-	r, w, err := os.Pipe()
-	check.Must(t, err)
-	defer r.Close()
+	r, w := harness.Pipe(t)
 	c = sh("readlink /proc/self/fd/1; wc -c; readlink /proc/self/fd/2 | grep -o null")
 	c.Stdout = w
 	run(t, t.Context(), c)
@@ -85,15 +84,12 @@ func TestStdinUnread(t *testing.T) {
 		check.That(t, res.ExitCode() == 5, "%+v", res)
 	}
 	use()
-	before := held(t).descriptors
+	before := held(t)
 	for range 5 {
 		use()
 	}
-	for end := time.Now().Add(bound); held(t).descriptors > before; time.Sleep(time.Millisecond) { // the kernel ends them
-		if time.Now().After(end) {
-			t.Fatalf("%d descriptors, %d before", held(t).descriptors, before)
-		}
-	}
+	before.goroutines += 5 // each waits for the reader
+	nothingSince(t, before)
 }
 
 // A read error of Stdin is not treated as the end of the input: the command is killed.
@@ -357,10 +353,8 @@ func TestRefused(t *testing.T) {
 // A sandbox gets no variable, descriptor or directory of this process.
 func TestNothingOfOurs(t *testing.T) {
 	t.Setenv("SECRET", "x")
-	f, err := os.Open(os.DevNull)
-	check.Must(t, err)
-	defer f.Close()
-	_, err = unix.FcntlInt(f.Fd(), unix.F_SETFD, 0)
+	f := harness.Null(t)
+	_, err := unix.FcntlInt(f.Fd(), unix.F_SETFD, 0)
 	check.Must(t, err) // as in a careless program
 	var out bytes.Buffer
 	c := sh("env; ls /proc/self/fd; pwd; ls -A")
@@ -428,9 +422,7 @@ func TestNoRoom(t *testing.T) {
 	check.Must(t, err)
 	pidfd := os.NewFile(uintptr(self), "pidfd")
 	defer pidfd.Close()
-	null, err := os.Open(os.DevNull)
-	check.Must(t, err)
-	defer null.Close()
+	null := harness.Null(t)
 	for _, f := range []*os.File{pidfd, null, nil} {
 		c := &nsenter.Command{Room: &nsenter.Room{Init: f, Filter: "default"}, Args: []string{"true"}}
 		if _, err := c.Run(t.Context()); err == nil {

@@ -66,9 +66,7 @@ func nothingSince(t *testing.T, before holdings) {
 		if after.descriptors <= before.descriptors && after.goroutines <= before.goroutines && after.children == "" {
 			return
 		}
-		if time.Now().After(end) {
-			t.Fatalf("before: %+v, after: %+v\n%s", before, after, stacks())
-		}
+		check.Require(t, !time.Now().After(end), "before: %+v, after: %+v\n%s", before, after, stacks())
 	}
 }
 

@@ -3,7 +3,6 @@ package nsenter_test
 import (
 	"bytes"
 	"errors"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -46,18 +45,13 @@ func TestSandbox(t *testing.T) {
 
 	// A failed attempt to enter leaks no descriptor, because a long-lived program may make many.
 	job := strings.TrimSpace(sbxrun("exec", "--detach", "box", "true")) // BOX/EXEC
-	open := func() int {
-		names, err := os.ReadDir("/proc/self/fd")
-		check.Must(t, err)
-		return len(names)
-	}
 	for _, name := range []string{job, "box/none"} {
-		before := open()
+		before := harness.Descriptors(t)
 		for range 20 {
 			_, err := (&nsenter.Command{Sandbox: name, Args: []string{"true"}}).Run(t.Context())
 			check.That(t, errors.As(err, new(*nsenter.Error)), "%s: %v", name, err)
 		}
-		n := open()
+		n := harness.Descriptors(t)
 		check.That(t, n < before+20, "%s: %d descriptors, and %d after", name, before, n)
 	}
 

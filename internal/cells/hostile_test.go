@@ -258,10 +258,7 @@ func TestDeadlineAtTheEnd(t *testing.T) {
 func TestNothingLeft(t *testing.T) {
 	room := newRoom(t)
 	spec := Spec{Room: In(room), Language: Languages()["python"]}
-	held := func() [2]int {
-		list := harness.ReadDir(t, "/proc/self/fd")
-		return [2]int{len(list), runtime.NumGoroutine()}
-	}
+	held := func() [2]int { return [2]int{harness.Descriptors(t), runtime.NumGoroutine()} }
 	use := func() {
 		k := New(spec)
 		do(t, k, "import os; os._exit(1)")

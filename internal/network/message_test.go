@@ -10,6 +10,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/tests/check"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // The report of a proxy that ended early is incomplete.
@@ -49,14 +50,10 @@ func TestNoRoom(t *testing.T) {
 	free, err := unix.FcntlInt(uintptr(pair[0]), unix.F_DUPFD_CLOEXEC, 0)
 	check.Must(t, err)
 	unix.Close(free)
-	var before unix.Rlimit
-	check.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &before))
 	check.Must(t, Send(ours, Message{Sockets: 7}, pair[0], pair[1]))
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(free) + 1, Max: before.Max}); err != nil { // room for one more
-		t.Fatal(err)
-	}
+	restore := harness.LimitDescriptors(t, free+1) // room for one more
 	m, fds, err := Receive(theirs)
-	check.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &before))
+	restore()
 	check.That(t, err == nil && m.Sockets == 7 && len(fds) == 0, "%+v, %v, %v", m, fds, err)
 	_, err = unix.FcntlInt(uintptr(free), unix.F_GETFD, 0)
 	check.That(t, errors.Is(err, unix.EBADF), "the received descriptor is open: %v", err)

@@ -4,9 +4,8 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sbxrun/sbxrun/tests/check"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // rings waits for an alarm and returns the elapsed time.
@@ -48,13 +47,10 @@ func TestAlarmStopped(t *testing.T) {
 
 // An alarm rings even if the process is out of descriptors.
 func TestAlarmWithoutDescriptor(t *testing.T) {
-	var limit unix.Rlimit
-	check.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
-	none := unix.Rlimit{Cur: 0, Max: limit.Max}
-	check.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &none))
+	restore := harness.LimitDescriptors(t, 0)
 	begin := time.Now()
 	rung, stop := alarm(5 * time.Millisecond)
-	check.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
+	restore()
 	took := rings(t, begin, rung)
 	check.That(t, took >= 5*time.Millisecond, "%v", took)
 	stop()

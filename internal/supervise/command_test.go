@@ -2,7 +2,6 @@ package supervise
 
 import (
 	"context"
-	"errors"
 	"io"
 	"os"
 	"sync/atomic"
@@ -15,14 +14,14 @@ import (
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/tests/check"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // A failure to set the CPU quota, here because its cgroup is gone, is reported before the command starts, so that the
 // report is right and a retry is safe.
 func TestQuotaFails(t *testing.T) {
 	quota, err := limits.For(limits.Request{CPUs: 0.5}, true, nil, limits.Request{})
-	var refused *result.Error
-	if errors.As(err, &refused) && refused.Code == "limit" {
+	if result.CodeOf(err) == "limit" {
 		t.Logf("nobody here can set one: %v", err)
 		return
 	}
@@ -66,9 +65,7 @@ func command(t *testing.T, o Options, argv ...string) (c *Command, stdout *os.Fi
 		room.Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid()})
 	check.Must(t, err)
 	t.Cleanup(plan.Close)
-	stdout, w, err := os.Pipe()
-	check.Must(t, err)
-	t.Cleanup(func() { stdout.Close() })
+	stdout, w := harness.Pipe(t)
 	o.Stdout, o.Stderr, o.ProofTimeout, o.Attended = w, os.Stderr, 20*time.Second, true
 	return &Command{Options: o, Place: Place{Plan: plan}, Settle: func(*result.Result) { w.Close() }}, stdout
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/supervise"
 	"github.com/sbxrun/sbxrun/tests/check"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 func soon() time.Time { return time.Now().Add(20 * time.Second) }
@@ -25,12 +26,8 @@ func held(t *testing.T, script string) (sb *room.Room, stdout *os.File) {
 		room.Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid()})
 	check.Must(t, err)
 	defer plan.Close()
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	check.Must(t, err)
-	defer null.Close()
-	stdout, w, err := os.Pipe()
-	check.Must(t, err)
-	t.Cleanup(func() { stdout.Close() })
+	null := harness.Null(t)
+	stdout, w := harness.Pipe(t)
 	sb, err = plan.Start(t.Context(), [3]*os.File{null, w, os.Stderr}, nil, false)
 	w.Close()
 	check.Must(t, err)
@@ -168,10 +165,8 @@ func TestCollectLate(t *testing.T) {
 	keeper := sb.Keeper.PID
 	err := sb.Kept.Collect(time.Unix(1, 0))
 	check.That(t, errors.Is(err, os.ErrDeadlineExceeded), "%v", err)
-	for end := soon(); ; time.Sleep(time.Millisecond) {
-		if _, err := proc.ReadStat(keeper); err == proc.ErrGone {
-			return
-		}
-		check.Require(t, !time.Now().After(end), "the keeper is there")
-	}
+	harness.Until(t, 20*time.Second, "the end of the keeper", func() bool {
+		_, err := proc.ReadStat(keeper)
+		return err == proc.ErrGone
+	})
 }
