@@ -4,7 +4,7 @@
 # seconds several times, or repeat one thing: a kill at each step, each kind of planted file, each limit, hundreds of
 # processes.
 later='ServeSoak|HostileCells|Languages|PythonClients|NodeClient|Examples|Page|PagesOfOtherSites|Builds|Library|Install|MalformedScripts'
-later="$later|Soak|KilledInPhases|KilledAtSystemCalls|BwrapFake|BwrapSilent|BwrapRelay|BwrapRelayStart|ApplyKilled|SnapshotKilled|Races"
+later="$later|Soak|KilledInPhases|KilledAtSystemCalls|BwrapFake|BwrapSilent|BwrapRelay|ApplyKilled|SnapshotKilled|Races"
 later="$later|StatePlanted|StatePlantedAbove|StateGarbageRecord|StateGarbageFiles|DiskFull"
 later="$later|Faults|MCPOutput|PackageManagers|Shells|RecordTruncated|NoTaskLeftAtKill|NoTaskOfUserLeft|ForkBomb"
 later="$later|Cookbook|OutsideHoldsExec|OutsideHoldsRun|ReaderBlocked|ReaderOfMessagesBlocked"

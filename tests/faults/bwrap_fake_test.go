@@ -115,12 +115,12 @@ func TestBwrapFake(t *testing.T) {
 					break // it names no victim
 				}
 				script := prologue + fmt.Sprintf(f.script+"\n: %[1]s %[2]s\n", strconv.Itoa(victim.id.PID), strconv.FormatUint(victim.id.Namespace, 10))
-				r := start(t, options{env: pose(t, script)}, "--timeout", "2", "sh", "-c", ": >/out/ran")
-				o := r.wait()
-				check.That(t, o.code == 125 && o.report != nil && !o.report.Started && o.report.Teardown.Verdict == "not_applicable", "%s: want 125 and never started: %v", victim.name, o)
-				o.oneLine(t)
+				r := start(t, harness.Options{Env: pose(t, script)}, "--timeout", "2", "sh", "-c", ": >/out/ran")
+				o := r.Wait()
+				check.That(t, o.ExitCode == 125 && o.Report != nil && !o.Report.Started && o.Report.Teardown.Verdict == "not_applicable", "%s: want 125 and never started: %v", victim.name, o)
+				oneLine(t, o)
 				check.Require(t, victim.unharmed(), "%s was signalled: %v", victim.name, o)
-				harness.Within(t, "the run", r.end.Sub(r.begin), 0, 2*time.Second)
+				harness.Within(t, "the run", o.Elapsed, 0, 2*time.Second)
 				if t.Failed() {
 					return
 				}
@@ -137,23 +137,19 @@ func TestBwrapFakeExplained(t *testing.T) {
 	} {
 		t.Run(f.name, func(t *testing.T) {
 			script := versions + "case \" $* \" in *\" --info-fd \"*) exit 1;; esac\n: >\"$0.searched\"\n" + f.script + "\n"
-			r := start(t, options{env: pose(t, script)}, "--timeout", "1", "sh", "-c", ": >/out/ran")
+			r := start(t, harness.Options{Env: pose(t, script)}, "--timeout", "1", "sh", "-c", ": >/out/ran")
 			r.briefly(10 * time.Second)
-			if o := r.wait(); o.code != 125 {
-				t.Errorf("want 125: %v", o)
-			} else {
-				o.oneLine(t)
-			}
+			oneLine(t, r.Wait().Exits(t, 125))
 
 			env := pose(t, script)
-			r = start(t, options{env: env}, "--timeout", "1", "sh", "-c", ": >/out/ran")
+			r = start(t, harness.Options{Env: env}, "--timeout", "1", "sh", "-c", ": >/out/ran")
 			r.until("the search", func() bool {
 				_, err := os.Stat(strings.TrimPrefix(env[0], "SBXRUN_BWRAP=") + ".searched")
 				return err == nil
 			})
 			r.signal(unix.SIGTERM)
 			r.briefly(2 * time.Second)
-			r.wait()
+			r.Wait()
 		})
 	}
 }
@@ -169,7 +165,7 @@ func newVictims(t *testing.T) (victims []victim) {
 	other, pids := begun(t, nil, busy)
 	t.Cleanup(func() {
 		other.signal(unix.SIGTERM)
-		other.wait()
+		other.Wait()
 	})
 	stranger := newBystander(t)
 	for name, pid := range map[string]int{"a stranger": stranger.id.PID, "another sandbox": pids[roleRoom], "the test": os.Getpid()} {
@@ -189,20 +185,21 @@ func TestBwrapSilent(t *testing.T) {
 		t.Run(f.name, func(t *testing.T) {
 			env := pose(t, f.script)
 			for _, sig := range []unix.Signal{unix.SIGTERM, unix.SIGINT, unix.SIGKILL} {
-				r := start(t, options{env: env}, "--timeout", harness.Deadline(300*time.Millisecond).String(), "sh", "-c", ": >/out/ran")
+				r := start(t, harness.Options{Env: env}, "--timeout", harness.Deadline(300*time.Millisecond).String(), "sh", "-c", ": >/out/ran")
 				r.until("the daemon", func() bool {
 					pids := r.processes()
 					return pids[roleMonitor] > 0 && len(harness.Descendants(pids[roleMonitor])) >= 2
 				})
 				from := time.Now()
 				r.signal(sig)
-				o := r.wait()
+				o := r.Wait()
 				check.That(t, !r.wrote("ran"), "signal %v: the command has run: %v", sig, o)
 				if sig == unix.SIGKILL {
 					continue
 				}
-				check.That(t, o.code == 128+int(sig) && o.report != nil && o.report.Cause == "canceled" && !o.report.Started, "signal %v: want canceled: %v", sig, o)
-				harness.Within(t, "the end", r.end.Sub(from), 0, 500*time.Millisecond)
+				o.Expect(t, 128+int(sig), "canceled")
+				check.That(t, !o.Report.Started, "signal %v: it was started: %v", sig, o)
+				harness.Within(t, "the end", o.Ended.Sub(from), 0, 500*time.Millisecond)
 			}
 		})
 	}
@@ -210,9 +207,7 @@ func TestBwrapSilent(t *testing.T) {
 
 // The same for a bwrap that the kernel cannot execute.
 func TestBwrapNotExecutable(t *testing.T) {
-	r := start(t, options{env: pose(t, "\x7fELF nonsense")}, "true")
-	o := r.wait()
-	check.That(t, o.code == 125, "want 125: %v", o)
+	start(t, harness.Options{Env: pose(t, "\x7fELF nonsense")}, "true").Wait().Exits(t, 125)
 }
 
 // relay executes the real bwrap with a process in between, which reads what bwrap and the room
@@ -294,55 +289,41 @@ var relays = []relayed{
 	{"closed, and stopped", `pass_on(); os.kill(bwrap, 19)`, []int{125}},
 }
 
-func needRelay(t *testing.T) {
-	t.Helper()
+// A run and the start of an idle sandbox, where sbxrun itself waits for the room, work with the real bwrap when its
+// messages come late, in pieces or with additions, and fail with one line when they come too early or not at all.
+func TestBwrapRelay(t *testing.T) {
 	real, err := exec.LookPath("bwrap")
 	check.Must(t, err)
 	if real != "/usr/bin/bwrap" {
 		harness.Skip(t, "bwrap is at "+real+", and the relay expects it in /usr/bin")
 	}
-}
-
-// A run works with the real bwrap when its messages come late, in pieces or with additions, and
-// fails with one line when they come too early or not at all.
-func TestBwrapRelay(t *testing.T) {
-	needRelay(t)
 	for _, f := range relays {
 		t.Run(f.name, func(t *testing.T) {
+			env := pose(t, fmt.Sprintf(relay, strings.ReplaceAll(f.script, "%%", "%")))
 			for range scaled(t, 2) {
-				env := pose(t, fmt.Sprintf(relay, strings.ReplaceAll(f.script, "%%", "%")))
-				r := start(t, options{env: env}, append([]string{"--timeout", lifetime}, leaver...)...)
+				r := start(t, harness.Options{Env: env}, append([]string{"--timeout", lifetime}, leaver...)...)
 				r.briefly(5 * time.Second)
-				o := r.wait()
-				if !slices.Contains(f.codes, o.code) || o.code == 7 && !r.wrote("ran") || o.code == 125 && r.wrote("ran") {
+				o := r.Wait()
+				if !slices.Contains(f.codes, o.ExitCode) || o.ExitCode == 7 && !r.wrote("ran") || o.ExitCode == 125 && r.wrote("ran") {
 					t.Errorf("want one of %v: %v; ran: %v", f.codes, o, r.wrote("ran"))
 				}
-				if o.code == 125 {
-					o.oneLine(t)
+				if o.ExitCode == 125 {
+					oneLine(t, o)
 				}
 				bound := 2 * time.Second
-				if o.code == 125 && strings.Contains(f.script, "os.kill(bwrap, 9)") {
+				if o.ExitCode == 125 && strings.Contains(f.script, "os.kill(bwrap, 9)") {
 					bound = 10 * time.Second // doctor.Diagnose runs the bwrap, which is killed each time
 				}
-				harness.Within(t, "the run", r.end.Sub(r.begin), 0, bound)
+				harness.Within(t, "the run", o.Elapsed, 0, bound)
 			}
-		})
-	}
-}
-
-// The same for an idle sandbox, where sbxrun itself waits for the room.
-func TestBwrapRelayStart(t *testing.T) {
-	needRelay(t)
-	for _, f := range relays {
-		t.Run(f.name, func(t *testing.T) {
 			e := newEnv(t)
-			e.wrap = append([]string{"env"}, pose(t, fmt.Sprintf(relay, strings.ReplaceAll(f.script, "%%", "%")))...)
+			e.wrap = append([]string{"env"}, env...)
 			s := e.do(append(e.startFlags(), "--name", "box")...)
-			harness.Within(t, "start", s.took, 0, 3*time.Second)
+			harness.Within(t, "start", s.Elapsed, 0, 3*time.Second)
 			e.wrap = nil
-			check.That(t, s.code == 125 && slices.Contains(f.codes, 125) || s.code == 0 && !slices.Equal(f.codes, []int{125}), "want one of %v: %v", f.codes, s)
-			if s.code == 125 {
-				s.oneLine(t)
+			check.That(t, s.ExitCode == 125 && slices.Contains(f.codes, 125) || s.ExitCode == 0 && !slices.Equal(f.codes, []int{125}), "want one of %v: %v", f.codes, s)
+			if s.ExitCode == 125 {
+				oneLine(t, s)
 				e.gone(settle)
 			} else if len(f.codes) == 1 {
 				e.ok("exec", "--timeout", lifetime, "box", "true")

@@ -3,7 +3,6 @@ package faults
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -17,15 +16,14 @@ import (
 
 // small runs a shell script in a mount namespace of its own, where dir ($disk) is a tmpfs of the given size and $top
 // the test's directory on the real disk. The script finds sbxrun in PATH, and must end what it starts.
-func (e *env) small(bytes int, dir, script string) result {
+func (e *env) small(bytes int, dir, script string) *harness.Result {
 	e.t.Helper()
 	words := []string{"bwrap", "--dev-bind", "/", "/", "--size", fmt.Sprint(bytes), "--tmpfs", dir}
 	if os.Getuid() == 0 {
 		words = append(words, "--cap-add", "ALL") // root has them outside too
 	}
-	c, err := e.command(func(c *exec.Cmd) {
-		c.Env = append(c.Env, "disk="+dir, "top="+e.top, "PATH="+filepath.Dir(harness.Binary(e.t))+":"+harness.Path, harness.Bwrap())
-	}, append(words, "sh", "-ec", `sbxrun() { case $1 in start|exec|kill) verb=$1; shift; command sbxrun $verb --proof-timeout 30 "$@" ;; *) command sbxrun "$@" ;; esac; }
+	env := []string{"disk=" + dir, "top=" + e.top, "PATH=" + filepath.Dir(harness.Binary(e.t)) + ":" + harness.Path}
+	c, err := e.command(harness.Options{Env: env}, append(words, "sh", "-ec", `sbxrun() { case $1 in start|exec|kill) verb=$1; shift; command sbxrun $verb --proof-timeout 30 "$@" ;; *) command sbxrun "$@" ;; esac; }
 `+script)...)
 	check.Must(e.t, err)
 	return e.wait(c)
@@ -72,6 +70,14 @@ head -c 20000000 /dev/zero >$disk/fill || true
 try sbxrun --cwd none --overlay $top/o:/data --upper $disk/upper sh -c 'echo text >/data/big'
 ls -A $top/o; sbxrun cleanup | grep -v 'zombie\|init\|cgroup' || true`,
 			[]string{`1 head: .*No space left on device`, `.* .*o space left on device.*`}},
+		{"apply", `
+printf old >$disk/a
+sbxrun start --name box --cwd none --overlay $disk:/data --upper $top/upper >/dev/null
+sbxrun exec box sh -ec 'cd /data; echo new >a; head -c 20000000 /dev/urandom >b; echo new >c'
+try sbxrun apply box
+cat $disk/a; ls -A $disk
+sbxrun cleanup | grep -v 'zombie\|init\|cgroup' || true; sbxrun kill --grace 0 box >/dev/null; sbxrun cleanup >/dev/null`,
+			[]string{"125 M a", `sbxrun: error: cannot apply "b": no space left on device`, "new", "a"}},
 		{"cp", `
 sbxrun start --name box --cwd none >/dev/null
 sbxrun exec box sh -c 'head -c 20000000 /dev/zero >big; mkdir d; cp big d; echo x >d/small'
@@ -93,8 +99,8 @@ ls -A $disk`,
 			check.Must(t, os.Mkdir(disk, 0o700))
 			s := e.small(8<<20, disk, `try() { code=0; "$@" >$top/said 2>&1 || code=$?; echo "$code $(cat $top/said)" | sed 's/ $//'; }
 `+tt.script)
-			ok, err := regexp.MatchString("^"+strings.Join(tt.want, "\n")+"\n?$", s.stdout)
-			check.That(t, ok && err == nil && s.code == 0, "code %d, stderr %s, stdout\n%s\nwant\n%s", s.code, s.stderr, s.stdout, strings.Join(tt.want, "\n"))
+			ok, err := regexp.MatchString("^"+strings.Join(tt.want, "\n")+"\n?$", string(s.Stdout))
+			check.That(t, ok && err == nil && s.ExitCode == 0, "code %d, stderr %s, stdout\n%s\nwant\n%s", s.ExitCode, string(s.Stderr), s.Stdout, strings.Join(tt.want, "\n"))
 			e.cleared()
 		})
 	}
@@ -136,12 +142,12 @@ func TestManyEntries(t *testing.T) {
 			for _, verb := range verbs {
 				c, err := e.begin(verb.args...)
 				check.Must(t, err)
-				<-c.exited // no time limit: as slow as the disk
+				<-c.Exited() // no time limit: as slow as the disk
 				s := e.wait(c)
-				peak := c.cmd.ProcessState.SysUsage().(*syscall.Rusage)
-				t.Logf("%s: %v, peak of %d MiB", verb.args[0], s.took.Round(time.Millisecond), peak.Maxrss>>10)
+				peak := c.State().SysUsage().(*syscall.Rusage)
+				t.Logf("%s: %v, peak of %d MiB", verb.args[0], s.Elapsed.Round(time.Millisecond), peak.Maxrss>>10)
 				check.That(t, peak.Maxrss <= most, "%s: it took %d KiB of memory", verb.args[0], peak.Maxrss)
-				check.That(t, (!verb.refused || s.code == 125 && strings.Contains(s.stderr, "too long in total")) && (verb.refused || s.code == 0), "%v", s)
+				check.That(t, (!verb.refused || s.ExitCode == 125 && strings.Contains(string(s.Stderr), "too long in total")) && (verb.refused || s.ExitCode == 0), "%v", s)
 			}
 			for _, dir := range []string{copied, filepath.Join(got, "data")} {
 				files := -1 // the directory itself

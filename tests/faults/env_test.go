@@ -26,13 +26,10 @@ const lifetime = "10m"
 // env is a state directory with its sandboxes. Each test has its own, and its last cleanup
 // asserts that no process and no record is left.
 type env struct {
-	t      testing.TB
-	marker string // in the environment of every command and payload
-	top    string
-	state  string   // SBXRUN_STATE_DIR
-	out    string   // visible to payloads as /out
-	wrap   []string // a command that executes sbxrun
-	ns     harness.Namespaces
+	traces
+	top   string
+	state string   // SBXRUN_STATE_DIR
+	wrap  []string // a command that executes sbxrun
 
 	mu sync.Mutex
 	n  int // commands so far
@@ -41,16 +38,15 @@ type env struct {
 func newEnv(t testing.TB) *env {
 	t.Helper()
 	top := harness.Dir(t)
-	e := &env{t: t, top: top, state: filepath.Join(top, "state"), out: harness.SharedDir(t),
-		marker: fmt.Sprintf("env-%d-%d", os.Getpid(), time.Now().UnixNano())}
+	e := &env{traces: newTraces(t), top: top, state: filepath.Join(top, "state")}
 	check.Must(t, os.Mkdir(e.state, 0o700))
 	t.Cleanup(e.finish)
 	return e
 }
 
 // begin starts sbxrun. It may be called concurrently.
-func (e *env) begin(args ...string) (*call, error) {
-	return e.command(nil, slices.Concat(e.wrap, []string{harness.Binary(e.t)}, proving(args))...)
+func (e *env) begin(args ...string) (*harness.Process, error) {
+	return e.command(harness.Options{Wrap: e.wrap}, append([]string{harness.Binary(e.t)}, proving(args)...)...)
 }
 
 // proving adds [harness.Proof] to a command that has a proof timeout. A later flag overrides it.
@@ -62,25 +58,33 @@ func proving(args []string) []string {
 }
 
 // command starts any command in sbxrun's environment.
-func (e *env) command(adjust func(*exec.Cmd), words ...string) (*call, error) {
+func (e *env) command(o harness.Options, words ...string) (*harness.Process, error) {
 	e.mu.Lock()
 	e.n++
 	name := filepath.Join(e.top, fmt.Sprintf("call-%d", e.n))
 	e.mu.Unlock()
-	return launch(name, e.out, []string{"TMPDIR=" + e.top, "SBXRUN_STATE_DIR=" + e.state,
-		"SBXRUN_DATA_DIR=" + filepath.Join(e.top, "data"), harness.MarkerName + "=" + e.marker}, adjust, words...)
+	o.Dir, o.Bound = e.out, most
+	o.Env = append([]string{"TMPDIR=" + e.top, "SBXRUN_STATE_DIR=" + e.state,
+		"SBXRUN_DATA_DIR=" + filepath.Join(e.top, "data"), harness.MarkerName + "=" + e.marker}, o.Env...)
+	return harness.Launch(e.t, name, o, words...)
 }
 
-// wait waits until a command ends. It fails the test and kills a command that hangs.
-func (e *env) wait(c *call) result {
+// wait waits until a command ends, and asserts that it has not crashed as a Go program does.
+func (e *env) wait(c *harness.Process) *harness.Result {
 	e.t.Helper()
-	s := c.wait(e.t, reapInner)
-	s.unpanicked(e.t)
+	within(bound, func() bool {
+		reapInner()
+		return c.Over()
+	})
+	s := c.Wait()
+	for _, what := range []string{"panic:", "goroutine ", "fatal error:", "runtime: "} {
+		check.That(e.t, !strings.Contains(string(s.Stderr), what), "it panicked: %v", s)
+	}
 	return s
 }
 
 // do runs sbxrun to its end.
-func (e *env) do(args ...string) result {
+func (e *env) do(args ...string) *harness.Result {
 	e.t.Helper()
 	c, err := e.begin(args...)
 	check.Must(e.t, err)
@@ -88,18 +92,18 @@ func (e *env) do(args ...string) result {
 }
 
 // ok is do for a command that must succeed.
-func (e *env) ok(args ...string) result {
+func (e *env) ok(args ...string) *harness.Result {
 	e.t.Helper()
 	s := e.do(args...)
-	check.Require(e.t, s.code == 0, "want 0: %v", s)
+	check.Require(e.t, s.ExitCode == 0, "want 0: %v", s)
 	return s
 }
 
 // refused asserts that sbxrun has failed with one of the codes and one line.
-func (e *env) refused(s result, codes ...int) {
+func (e *env) refused(s *harness.Result, codes ...int) {
 	e.t.Helper()
-	check.That(e.t, slices.Contains(codes, s.code), "want %v: %v", codes, s)
-	s.oneLine(e.t)
+	check.That(e.t, slices.Contains(codes, s.ExitCode), "want %v: %v", codes, s)
+	oneLine(e.t, s)
 }
 
 // startFlags returns the arguments that start a sandbox of the test.
@@ -111,6 +115,15 @@ func (e *env) startFlags(flags ...string) []string {
 	return append(own, flags...)
 }
 
+// startArgs is startFlags with a payload. Without one the sandbox is idle.
+func (e *env) startArgs(flags []string, payload ...string) []string {
+	args := e.startFlags(flags...)
+	if len(payload) > 0 {
+		args = append(append(args, "--"), payload...)
+	}
+	return args
+}
+
 // sandbox is a running sandbox.
 type sandbox struct {
 	e    *env
@@ -120,17 +133,19 @@ type sandbox struct {
 	init harness.Identity
 }
 
-// start starts a sandbox. Without a payload it is idle.
+// started returns the sandbox that start has printed.
+func (e *env) started(s *harness.Result) *sandbox {
+	e.t.Helper()
+	b := &sandbox{e: e}
+	err := json.Unmarshal(s.Stdout, b)
+	check.Require(e.t, s.ExitCode == 0 && err == nil && b.PID > 1, "no sandbox: %v", s)
+	return b
+}
+
+// start starts a sandbox.
 func (e *env) start(flags []string, payload ...string) *sandbox {
 	e.t.Helper()
-	args := e.startFlags(flags...)
-	if len(payload) > 0 {
-		args = append(append(args, "--"), payload...)
-	}
-	s := e.ok(args...)
-	box := &sandbox{e: e}
-	err := json.Unmarshal([]byte(s.stdout), box)
-	check.Require(e.t, err == nil && box.PID > 1, "no sandbox in %q: %v", s.stdout, err)
+	box := e.started(e.do(e.startArgs(flags, payload...)...))
 	r := box.record()
 	check.Require(e.t, r.Init != nil, "started, but without an init in its record")
 	box.init = *r.Init
@@ -147,34 +162,29 @@ func (b *sandbox) record() (r harness.Record) {
 	return r
 }
 
-// strikeSupervisor signals the supervisor, which becomes a child of the test process when its client exits.
-func (b *sandbox) strikeSupervisor(sig unix.Signal) (*harness.Target, bool) {
-	return harness.Strike(b.PID, os.Getpid(), sig)
+// strikeSupervisor signals the supervisor, which becomes a child of the test process when its client exits. It reports
+// whether the supervisor was alive.
+func (b *sandbox) strikeSupervisor(sig unix.Signal) bool { return struck(b.PID, os.Getpid(), sig) }
+
+// struck is [harness.Strike] without the handle.
+func struck(pid, parent int, sig unix.Signal) bool {
+	target, ok := harness.Strike(pid, parent, sig)
+	if ok {
+		target.Close()
+	}
+	return ok
 }
 
 // ended waits until the supervisor exits by itself.
 func (b *sandbox) ended(limit time.Duration) {
 	b.e.t.Helper()
-	b.e.until(harness.Scaled(limit), "the end of the supervisor", func() bool { return harness.Exited(b.PID) })
-}
-
-// until waits for a condition, and fails the test after a time limit.
-func (e *env) until(limit time.Duration, what string, holds func() bool) {
-	e.t.Helper()
-	check.That(e.t, within(limit, holds), "waited %v in vain for %s", limit, what)
+	harness.Until(b.e.t, harness.Scaled(limit), "the end of the supervisor", func() bool { return harness.Exited(b.PID) })
 }
 
 // alive asserts that a command can be run in the sandbox.
 func (b *sandbox) alive() {
 	b.e.t.Helper()
-	s := b.e.do("exec", "--timeout", lifetime, b.ID, "true")
-	check.That(b.e.t, s.code == 0, "the sandbox has ended: %v", s)
-}
-
-// wrote reports whether a payload has created a file.
-func (e *env) wrote(name string) bool {
-	_, err := os.Stat(filepath.Join(e.out, name))
-	return err == nil
+	b.e.do("exec", "--timeout", lifetime, b.ID, "true").Exits(b.e.t, 0)
 }
 
 // left returns the processes that are still there: orphans, those with the marker, and those
@@ -195,16 +205,6 @@ func (e *env) left(living ...*sandbox) (found []harness.Proc) {
 		found = append(found, p)
 	}
 	return found
-}
-
-// members returns the processes with the marker, or in one of the namespaces.
-func (e *env) members() []harness.Proc { return harness.Find(e.marker, e.ns.Has) }
-
-// rememberAll adds the PID namespaces of a family.
-func (e *env) rememberAll(pids [roles]int) {
-	for _, pid := range pids[roleRoom:] {
-		e.ns.Remember(pid)
-	}
 }
 
 // gone asserts that all processes but those of living sandboxes exit within a duration.

@@ -21,12 +21,12 @@ import (
 func (b *sandbox) exec(flags []string, payload ...string) *run {
 	b.e.t.Helper()
 	b.e.n++
-	r := &run{t: b.e.t, out: b.e.out, living: []*sandbox{b}, marker: fmt.Sprintf("%s-%d-", b.e.marker, b.e.n),
+	r := &run{traces: traces{t: b.e.t, out: b.e.out, marker: fmt.Sprintf("%s-%d-", b.e.marker, b.e.n)}, living: []*sandbox{b},
 		report: filepath.Join(b.e.top, fmt.Sprintf("report-%d", b.e.n))}
 	args := slices.Concat([]string{"exec", "--report", r.report, "--env", harness.MarkerName + "=" + r.marker}, flags, []string{b.ID, "--"}, payload)
-	c, err := b.e.begin(args...)
+	var err error
+	r.Process, err = b.e.begin(args...)
 	check.Must(b.e.t, err)
-	r.call = c
 	return r
 }
 
@@ -34,26 +34,23 @@ func (b *sandbox) exec(flags []string, payload ...string) *run {
 func TestExecWhileKilled(t *testing.T) {
 	ways := []struct {
 		name string
-		end  func(b *sandbox) *call
+		end  func(b *sandbox) *harness.Process
 	}{
-		{"kill", func(b *sandbox) *call {
+		{"kill", func(b *sandbox) *harness.Process {
 			c, err := b.e.begin("kill", "--grace", "0", b.ID)
 			check.Must(t, err)
 			return c
 		}},
 		// On a busy machine one look may miss the process.
-		{"room", func(b *sandbox) *call {
-			harness.Until(t, harness.Bound, "PID 1 of the room", b.strikeRoom)
+		{"room", func(b *sandbox) *harness.Process {
+			harness.Until(t, harness.Bound, "PID 1 of the room", func() bool {
+				pids := family(b.PID)
+				return struck(pids[roleRoom], pids[roleMonitor], unix.SIGKILL)
+			})
 			return nil
 		}},
-		{"supervisor", func(b *sandbox) *call {
-			harness.Until(t, harness.Bound, "the supervisor", func() bool {
-				target, ok := b.strikeSupervisor(unix.SIGKILL)
-				if ok {
-					target.Close()
-				}
-				return ok
-			})
+		{"supervisor", func(b *sandbox) *harness.Process {
+			harness.Until(t, harness.Bound, "the supervisor", func() bool { return b.strikeSupervisor(unix.SIGKILL) })
 			return nil
 		}},
 	}
@@ -64,23 +61,22 @@ func TestExecWhileKilled(t *testing.T) {
 				_ = os.Remove(filepath.Join(e.out, "ran"))
 				b := e.start(nil)
 				x := b.exec(nil, busy...)
-				for after := rand.N(14 * time.Millisecond); time.Since(x.begin) < after; {
+				for after := rand.N(14 * time.Millisecond); time.Since(x.Begin) < after; {
 					x.processes()
 				}
 				kill := way.end(b)
-				o := e.wait(x.call)
-				o.readReport(t, x.report)
-				check.Require(t, o.report != nil, "no report: %v", o)
+				o := e.wait(x.Process)
+				readReport(t, o, x.report)
+				check.Require(t, o.Report != nil, "no report: %v", o)
 				switch {
-				case o.code == 137 && o.report.Cause == "killed" && o.report.Teardown.Verdict == "proven":
-				case o.code == 125 && o.report.Error != nil && slices.Contains([]string{"ended", "no-such-sandbox"}, o.report.Error.Code) && !e.wrote("ran"):
-					o.oneLine(t)
+				case o.ExitCode == 137 && o.Report.Cause == "killed" && o.Report.Teardown.Verdict == "proven":
+				case o.ExitCode == 125 && o.Report.Error != nil && slices.Contains([]string{"ended", "no-such-sandbox"}, o.Report.Error.Code) && !e.wrote("ran"):
+					oneLine(t, o)
 				default:
-					t.Errorf("try %d: want 137 killed, or 125 ended: %v: %.600s", i, o, o.report.Raw())
+					t.Errorf("try %d: want 137 killed, or 125 ended: %v: %.600s", i, o, o.Report.Raw())
 				}
 				if kill != nil {
-					s := e.wait(kill)
-					check.That(t, s.code == 0, "want 0: %v", s)
+					e.wait(kill).Exits(t, 0)
 				}
 				b.ended(3 * time.Second)
 				e.gone(settle)
@@ -92,16 +88,6 @@ func TestExecWhileKilled(t *testing.T) {
 			e.clean()
 		})
 	}
-}
-
-// strikeRoom kills PID 1 of the sandbox's room.
-func (b *sandbox) strikeRoom() bool {
-	pids := family(b.PID)
-	target, ok := harness.Strike(pids[roleRoom], pids[roleMonitor], unix.SIGKILL)
-	if ok {
-		target.Close()
-	}
-	return ok
 }
 
 // An exec ends without help while its sandbox keeps running: the keeper's death kills a stopped init
@@ -119,21 +105,18 @@ func TestExecEndsAlone(t *testing.T) {
 			b := e.start(nil)
 			x := b.exec(nil, busy...)
 			var pids [roles]int
-			e.until(settle, "the payload", func() bool { pids = x.processes(); return pids[rolePayload] > 0 && e.wrote("ran") })
+			harness.Until(e.t, settle, "the payload", func() bool { pids = x.processes(); return pids[rolePayload] > 0 && e.wrote("ran") })
 			target, hit := harness.Strike(pids[c.stopped], pids[above[c.stopped]], unix.SIGSTOP)
 			check.Require(t, hit, "there is no %s", roleNames[c.stopped])
 			defer target.Close()
-			e.until(settle, "a stop", func() bool { p, ok := harness.ReadProc(pids[c.stopped]); return ok && p.State == "T" })
+			harness.Until(e.t, settle, "a stop", func() bool { return harness.Stopped(pids[c.stopped]) })
 			for _, victim := range c.killed {
 				// Without its keeper sbxrun soon ends by itself.
-				check.Require(t, x.hit(pids, victim, unix.SIGKILL) || victim == roleSbxrun && x.over(), "there is no %s", roleNames[victim])
+				check.Require(t, x.hit(pids, victim, unix.SIGKILL) || victim == roleSbxrun && x.Over(), "there is no %s", roleNames[victim])
 			}
-			e.until(settle, "the end of the payload", func() bool {
-				p, ok := harness.ReadProc(pids[rolePayload])
-				return !ok || p.State == "Z" || p.State == "X"
-			})
+			harness.Until(e.t, settle, "the end of the payload", func() bool { return harness.Exited(pids[rolePayload]) })
 			_ = target.Signal(unix.SIGCONT) // fails only if init has exited
-			x.wait()
+			x.Wait()
 			b.alive()
 			e.ok("kill", "--grace", "0", b.ID)
 			b.ended(3 * time.Second)

@@ -101,22 +101,29 @@ func passOut() {
 	_ = unix.Sendmsg(s, []byte("x"), unix.UnixRights(own...), nil, 0) // fails only if the listener was killed
 }
 
-// warrior is a process that was forked without an exec. It may only make system calls, because
-// Go's other threads are missing.
+// orphaned starts an orphan in its own session, and returns true there. It was forked without an exec, so it may only make
+// system calls, because Go's other threads are missing.
+func orphaned() bool {
+	if pid, _, _ := syscall.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0); pid != 0 {
+		return false
+	}
+	syscall.RawSyscall(unix.SYS_SETSID, 0, 0, 0)
+	if pid, _, _ := syscall.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0); pid != 0 {
+		syscall.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0)
+	}
+	return true
+}
+
+// warrior is an [orphaned] process.
 type warrior struct {
 	name, breach [16]byte
 	log          uintptr
 	pause, rest  unix.Timespec
 }
 
-// fork starts it as an orphan in its own session.
 func (w *warrior) fork() {
-	if pid, _, _ := syscall.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0); pid != 0 {
+	if !orphaned() {
 		return
-	}
-	syscall.RawSyscall(unix.SYS_SETSID, 0, 0, 0)
-	if pid, _, _ := syscall.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0); pid != 0 {
-		syscall.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0)
 	}
 	syscall.RawSyscall(unix.SYS_PRCTL, unix.PR_SET_NAME, uintptr(unsafe.Pointer(&w.name)), 0)
 	syscall.RawSyscall(unix.SYS_UNSHARE, unix.CLONE_NEWUSER|unix.CLONE_NEWPID, 0, 0)
@@ -202,10 +209,7 @@ func (r *troupe) decoy(name string, pid int) (*decoyed, error) {
 				return 0, err
 			}
 		}
-		if err := startBare(d.cmd); err != nil {
-			return 0, err
-		}
-		return d.cmd.Process.Pid, nil
+		return harness.StartBare(d.cmd)
 	})
 	d.done = done
 	if err == nil {

@@ -95,7 +95,7 @@ func TestKilledInPhases(t *testing.T) {
 			}
 			t.Run(ph.name+"/"+roleNames[victim], func(t *testing.T) {
 				hunt(t, scaled(t, tries), "the "+roleNames[victim], func(try int) bool {
-					return ph.strike(t, try, victim, func(words ...string) *run { return start(t, options{}, words...) })
+					return ph.strike(t, try, victim, func(words ...string) *run { return start(t, harness.Options{}, words...) })
 				})
 			})
 			if !ph.exec || victim == roleMonitor || victim == roleRoom {
@@ -135,14 +135,14 @@ func (ph phase) strike(t *testing.T, try, victim int, start func(words ...string
 		ph.before(r)
 	}
 	var pids [roles]int
-	for deadline := time.Now().Add(bound); !r.over() && time.Now().Before(deadline); runtime.Gosched() {
+	for deadline := time.Now().Add(bound); !r.Over() && time.Now().Before(deadline); runtime.Gosched() {
 		if pids = r.processes(); ph.reached(r, pids) {
 			break
 		}
 	}
 	hit := r.hit(pids, victim, unix.SIGKILL)
-	o := r.wait()
-	if victim == roleSbxrun && o.signal != unix.SIGKILL {
+	o := r.Wait()
+	if victim == roleSbxrun && o.Signal != unix.SIGKILL {
 		hit = false // it was exiting already, and the signal came too late
 	}
 	if hit {
@@ -159,22 +159,22 @@ func (ph phase) strike(t *testing.T, try, victim int, start func(words ...string
 //	123  it may have ended, but that cannot be proven
 //
 // or it is that of a run that had ended before.
-func judge(t testing.TB, o result, victim int, ran bool) {
+func judge(t testing.TB, o *harness.Result, victim int, ran bool) {
 	t.Helper()
 	if victim == roleSbxrun {
-		check.That(t, o.signal == unix.SIGKILL, "sbxrun was killed: %v", o)
+		check.That(t, o.Signal == unix.SIGKILL, "sbxrun was killed: %v", o)
 		return
 	}
-	if o.report == nil {
+	if o.Report == nil {
 		t.Errorf("no report: %v", o)
 		return
 	}
 	want := ""
-	switch o.code {
+	switch o.ExitCode {
 	case 125:
 		want = "start-failed"
-		if o.stderr != "" {
-			o.errorLine(t) // the victim may be the keeper
+		if string(o.Stderr) != "" {
+			errorLine(t, o) // the victim may be the keeper
 		}
 		check.That(t, !ran, "the command has run: %v", o)
 	case 137:
@@ -189,12 +189,12 @@ func judge(t testing.TB, o result, victim int, ran bool) {
 	case 7:
 		want = "exited"
 	case 123:
-		check.That(t, o.report.Teardown.Verdict == "unproven" && o.report.Error != nil, "123 means unproven: %v", o)
+		check.That(t, o.Report.Teardown.Verdict == "unproven" && o.Report.Error != nil, "123 means unproven: %v", o)
 		return
 	default:
 		t.Errorf("the %s was killed: %v", roleNames[victim], o)
 		return
 	}
-	check.That(t, o.report.Cause == want, "the %s was killed: cause %q, want %q: %v", roleNames[victim], o.report.Cause, want, o)
-	check.That(t, !o.report.Started || o.report.Teardown.Verdict == "proven", "not proven, and not said by the exit code: %v", o)
+	check.That(t, o.Report.Cause == want, "the %s was killed: cause %q, want %q: %v", roleNames[victim], o.Report.Cause, want, o)
+	check.That(t, !o.Report.Started || o.Report.Teardown.Verdict == "proven", "not proven, and not said by the exit code: %v", o)
 }

@@ -6,13 +6,10 @@ import (
 	"io/fs"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -22,148 +19,26 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
+// most is far above the duration of any run in this package.
+const most = 20 * time.Second
+
 var (
-	// bound is far above the duration of any run in this package.
-	bound = harness.Scaled(20 * time.Second)
+	bound = harness.Scaled(most)
 	// settle is how long the keeper may take after sbxrun was killed.
 	settle = harness.Scaled(5 * time.Second)
 )
 
-// call is a command in progress: sbxrun, or a wrapper that executes it.
-type call struct {
-	pid    int
-	begin  time.Time
-	end    time.Time // after exited
-	cmd    *exec.Cmd
-	exited chan struct{} // closed when the command has been reaped
-	files  [2]string     // stdout, stderr
-}
-
-// result is how a command ended.
-type result struct {
-	args           []string
-	code           int
-	signal         syscall.Signal
-	stdout, stderr string
-	took           time.Duration
-	report         *harness.Report // nil if absent
-}
-
-func (o result) String() string {
-	text := fmt.Sprintf("%.120q: code %d, signal %d, stdout %.300q, stderr %.500q", o.args, o.code, int(o.signal), o.stdout, o.stderr)
-	if o.report == nil {
-		return text
-	}
-	return text + fmt.Sprintf(", report: cause %s, started %v, code %d, teardown %+v", o.report.Cause, o.report.Started, o.report.ExitCode, o.report.Teardown)
-}
-
-// launch starts a command. Its output goes to files, name.out and name.err, unless adjust
-// changes that: a file needs no reader and cannot fill up.
-func launch(name, dir string, env []string, adjust func(*exec.Cmd), words ...string) (*call, error) {
-	c := &call{files: [2]string{name + ".out", name + ".err"}, exited: make(chan struct{}), cmd: exec.Command(words[0], words[1:]...)}
-	c.cmd.Dir = dir
-	c.cmd.Env = append([]string{"PATH=" + harness.Path, harness.Bwrap(), "HOME=/nonexistent", "LANG=C.UTF-8"}, env...)
-	var outputs [2]*os.File
-	for i, to := range c.files {
-		f, err := os.Create(to)
-		if err != nil {
-			return nil, err
-		}
-		defer f.Close()
-		outputs[i] = f
-	}
-	c.cmd.Stdout, c.cmd.Stderr = outputs[0], outputs[1]
-	if adjust != nil {
-		adjust(c.cmd)
-	}
-	c.begin = time.Now()
-	done, err := harness.Register(func() (int, error) {
-		if err := startBare(c.cmd); err != nil {
-			return 0, err
-		}
-		return c.cmd.Process.Pid, nil
-	})
-	if err != nil {
-		return nil, err
-	}
-	c.pid = c.cmd.Process.Pid
-	go func() {
-		_ = c.cmd.Wait() // sets ProcessState
-		c.end = time.Now()
-		done()
-		close(c.exited)
-	}()
-	return c, nil
-}
-
-// startBare starts a command without the ambient capabilities that TestSoak's parts have.
-// They belong to a thread, and a child inherits those of the thread that forks.
-func startBare(cmd *exec.Cmd) error {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0); err != nil {
-		return err
-	}
-	return cmd.Start()
-}
-
-// over reports whether the command has been reaped.
-func (c *call) over() bool {
-	select {
-	case <-c.exited:
-		return true
-	default:
-		return false
-	}
-}
-
-// wait waits until the command ends. It fails the test and kills a command that hangs. idle
-// is called every two milliseconds.
-func (c *call) wait(t testing.TB, idle func()) result {
-	t.Helper()
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	late := time.After(bound)
-	for waiting := true; waiting; {
-		select {
-		case <-c.exited:
-			waiting = false
-		case <-tick.C:
-			idle()
-		case <-late:
-			waiting = false
-			t.Errorf("%.120q still runs after %v; below it:\n%s%s", c.cmd.Args, bound, harness.Stuck(c.pid), harness.List(harness.Below(c.pid)))
-			_ = c.cmd.Process.Kill() // fails only if it has just exited
-			<-c.exited
-		}
-	}
-	o := result{args: c.cmd.Args, code: c.cmd.ProcessState.ExitCode(), took: c.end.Sub(c.begin)}
-	if ws := c.cmd.ProcessState.Sys().(syscall.WaitStatus); ws.Signaled() {
-		o.signal = ws.Signal()
-	}
-	o.stdout, o.stderr = text(t, c.files[0]), text(t, c.files[1])
-	return o
-}
-
-// unpanicked asserts that a command has not crashed as a Go program does.
-func (o result) unpanicked(t testing.TB) {
-	t.Helper()
-	for _, what := range []string{"panic:", "goroutine ", "fatal error:", "runtime: "} {
-		check.That(t, !strings.Contains(o.stderr, what), "it panicked: %v", o)
-	}
-}
-
 // oneLine asserts that sbxrun has printed one line, an error message for people, which does not blame the keeper.
-func (o result) oneLine(t testing.TB) {
+func oneLine(t testing.TB, o *harness.Result) {
 	t.Helper()
-	o.errorLine(t)
-	check.That(t, !strings.Contains(o.stderr, "keeper was killed"), "nobody has killed the keeper: %v", o)
+	errorLine(t, o)
+	check.That(t, !strings.Contains(string(o.Stderr), "keeper was killed"), "nobody has killed the keeper: %v", o)
 }
 
 // errorLine asserts that sbxrun has printed one line, an error message for people.
-func (o result) errorLine(t testing.TB) {
+func errorLine(t testing.TB, o *harness.Result) {
 	t.Helper()
-	lines := strings.Split(strings.TrimSuffix(o.stderr, "\n"), "\n")
+	lines := harness.Lines(o.Stderr)
 	// bwrap's own messages come first. If bwrap was killed, its last line may be incomplete.
 	for i, line := range lines {
 		if at := strings.Index(line, "sbxrun: "); at > 0 && strings.HasPrefix(line, "bwrap: ") {
@@ -176,81 +51,67 @@ func (o result) errorLine(t testing.TB) {
 	check.That(t, !strings.Contains(text, "Go value") && !strings.Contains(text, "Go struct"), "this is a message of encoding/json: %v", o)
 }
 
-func text(t testing.TB, name string) string {
-	t.Helper()
-	data, err := os.ReadFile(name)
-	check.That(t, err == nil || errors.Is(err, fs.ErrNotExist), "%v", err)
-	return string(data)
-}
-
-// options say how a run is started. The zero value is right for most tests.
-type options struct {
-	env    []string
-	stdin  *os.File
-	stdout *os.File // default: a file of the run's
-	attr   *syscall.SysProcAttr
-	wrap   []string // a command that executes sbxrun
-	report string   // path of the report; "none" for none
-	dir    string   // current directory
-}
-
-// run is one run of sbxrun. Tests may kill its processes in any order, so unlike the
-// harness's Process it does not rely on any of them.
-type run struct {
-	*call
+// traces tell which processes and files belong to a run, or to the sandboxes of a test.
+type traces struct {
 	t      testing.TB
-	marker string
-	out    string // visible to the payload as /out
+	marker string             // in the environment of sbxrun and of the payloads
+	out    string             // visible to payloads as /out
+	ns     harness.Namespaces // PID namespaces of rooms and commands, once seen
+}
+
+func newTraces(t testing.TB) traces {
+	t.Helper()
+	return traces{t: t, out: harness.SharedDir(t), marker: fmt.Sprintf("fault-%d-%d", os.Getpid(), time.Now().UnixNano())}
+}
+
+// family is [family], and remembers its namespaces. An ordinary user cannot look at init's; the payload is in the same one.
+func (x *traces) family(sbxrun int) (pids [roles]int) {
+	pids = family(sbxrun)
+	for _, pid := range pids[roleRoom:] {
+		x.ns.Remember(pid)
+	}
+	return pids
+}
+
+// members returns the processes with the marker, or in one of the namespaces.
+func (x *traces) members() []harness.Proc { return harness.Find(x.marker, x.ns.Has) }
+
+// wrote reports whether a payload has created a file.
+func (x *traces) wrote(name string) bool {
+	_, err := os.Stat(filepath.Join(x.out, name))
+	return err == nil
+}
+
+// run is one run of sbxrun. Tests may kill its processes in any order, so it is launched, and Wait relies on none of them.
+type run struct {
+	*harness.Process
+	traces
 	report string
-	// ns are the PID namespaces of the room and the command, once seen.
-	ns harness.Namespaces
 	// killed is set when sbxrun was killed: no one waits for the rest then, and there is no report.
 	killed bool
 	// living is the sandbox of an exec, which keeps running.
 	living []*sandbox
 }
 
-// start runs sbxrun with a marker, a report and /out.
-func start(t testing.TB, o options, args ...string) *run {
+// start runs sbxrun with a marker, a report and /out. A --report in args replaces the report.
+func start(t testing.TB, o harness.Options, args ...string) *run {
 	t.Helper()
 	top := harness.Dir(t)
-	r := &run{
-		t: t, out: harness.SharedDir(t), report: filepath.Join(top, "report.json"),
-		marker: fmt.Sprintf("fault-%d-%d", os.Getpid(), time.Now().UnixNano()),
+	r := &run{traces: newTraces(t), report: filepath.Join(top, "report.json")}
+	flags := append(harness.Proof(), "--env", harness.MarkerName+"="+r.marker, "--bind", r.out+":/out", "--report", r.report)
+	o.Env = append([]string{"TMPDIR=" + top, harness.MarkerName + "=" + r.marker}, o.Env...)
+	o.Bound = most
+	if o.Dir == "" {
+		o.Dir = r.out
 	}
-	flags := append(harness.Proof(), "--env", harness.MarkerName+"="+r.marker, "--bind", r.out+":/out")
-	if o.report != "" {
-		r.report = o.report
-	}
-	if o.report != "none" {
-		flags = append(flags, "--report", r.report)
-	}
-	if o.dir == "" {
-		o.dir = r.out
-	}
-	c, err := launch(filepath.Join(top, "sbxrun"), o.dir, append([]string{"TMPDIR=" + top, harness.MarkerName + "=" + r.marker}, o.env...), func(cmd *exec.Cmd) {
-		cmd.SysProcAttr = o.attr
-		if o.stdin != nil {
-			cmd.Stdin = o.stdin
-		}
-		if o.stdout != nil {
-			cmd.Stdout = o.stdout
-		}
-	}, slices.Concat(o.wrap, []string{harness.Binary(t)}, flags, args)...)
+	var err error
+	r.Process, err = harness.Launch(t, filepath.Join(top, "sbxrun"), o, slices.Concat([]string{harness.Binary(t)}, flags, args)...)
 	check.Must(t, err)
-	r.call = c
 	return r
 }
 
 // processes returns the PIDs of the run's processes by role, 0 for those that do not exist.
-func (r *run) processes() (pids [roles]int) {
-	pids = family(r.pid)
-	// An ordinary user cannot look at init's namespace; the payload is in the same one.
-	for _, pid := range pids[roleRoom:] {
-		r.ns.Remember(pid)
-	}
-	return pids
-}
+func (r *run) processes() [roles]int { return r.family(r.PID) }
 
 // hit sends a signal to a process of the run, and reports whether it was alive.
 func (r *run) hit(pids [roles]int, role int, sig unix.Signal) bool {
@@ -267,24 +128,25 @@ func (r *run) hit(pids [roles]int, role int, sig unix.Signal) bool {
 
 // signal signals sbxrun, and reports whether it was running.
 func (r *run) signal(sig unix.Signal) bool {
-	if r.over() {
+	if r.Over() {
 		return false
 	}
 	if sig == unix.SIGKILL {
 		r.killed = true
 	}
-	return r.cmd.Process.Signal(sig) == nil
+	r.Signal(sig)
+	return true
 }
 
 // until waits for a condition of a run. It returns false if sbxrun ends first, and fails the test after the bound.
 func (r *run) until(what string, holds func() bool) bool {
 	r.t.Helper()
 	for begin := time.Now(); !holds(); pause(begin) {
-		if r.over() {
+		if r.Over() {
 			return holds()
 		}
 		if time.Since(begin) > bound {
-			r.t.Errorf("waited %v in vain for %s; stderr %q", bound, what, text(r.t, r.files[1]))
+			r.t.Errorf("waited %v in vain for %s; stderr %q", bound, what, r.ErrorOutput())
 			r.abort()
 			return false
 		}
@@ -308,16 +170,10 @@ func pause(begin time.Time) {
 	time.Sleep(min(max(time.Since(begin)/32, 100*time.Microsecond), 5*time.Millisecond))
 }
 
-// wrote reports whether the payload has created a file.
-func (r *run) wrote(name string) bool {
-	_, err := os.Stat(filepath.Join(r.out, name))
-	return err == nil
-}
-
 // abort kills the sbxrun of a run that has failed.
 func (r *run) abort() {
 	r.signal(unix.SIGKILL)
-	<-r.exited
+	<-r.Exited()
 }
 
 // briefly fails the test and kills sbxrun if it does not exit within the limit.
@@ -329,47 +185,44 @@ func (r *run) briefly(limit time.Duration) {
 func (r *run) exitsIn(limit time.Duration) {
 	r.t.Helper()
 	select {
-	case <-r.exited:
+	case <-r.Exited():
 	case <-time.After(limit):
-		r.t.Errorf("sbxrun still runs after %v; below it:\n%s%s", limit, harness.Stuck(r.pid), harness.List(harness.Below(r.pid)))
+		r.t.Errorf("sbxrun still runs after %v; below it:\n%s%s", limit, harness.Stuck(r.PID), harness.List(harness.Below(r.PID)))
 		r.abort()
 	}
 }
 
-// wait waits until sbxrun exits, and asserts that all processes have exited and that the
+// Wait waits until sbxrun exits, and asserts that all processes have exited and that the
 // report agrees with the exit code.
-func (r *run) wait() result {
+func (r *run) Wait() *harness.Result {
 	r.t.Helper()
 	r.exitsIn(bound)
 	r.gone()
 	return r.result()
 }
 
-func (r *run) result() result {
+func (r *run) result() *harness.Result {
 	r.t.Helper()
-	o := r.call.wait(r.t, func() {})
-	o.readReport(r.t, r.report)
-	if o.report == nil {
+	o := r.Process.Wait()
+	readReport(r.t, o, r.report)
+	if o.Report == nil {
 		return o
 	}
-	check.That(r.t, !r.wrote("ran") || o.report.Started, "the command has run, and the report says that it was not started: %v", o)
-	check.That(r.t, o.report.Teardown.Verdict != "not_applicable" || !o.report.Started, "started, and nothing to prove: %v", o)
+	check.That(r.t, !r.wrote("ran") || o.Report.Started, "the command has run, and the report says that it was not started: %v", o)
+	check.That(r.t, o.Report.Teardown.Verdict != "not_applicable" || !o.Report.Started, "started, and nothing to prove: %v", o)
 	return o
 }
 
 // readReport reads the report if there is one.
-func (o *result) readReport(t testing.TB, name string) {
+func readReport(t testing.TB, o *harness.Result, name string) {
 	t.Helper()
 	data, err := os.ReadFile(name)
 	if err != nil {
 		return
 	}
-	if o.report, err = harness.ParseReport(data); err != nil {
-		t.Errorf("%v", err)
-		o.report = nil
-	} else if o.signal == 0 && o.report.ExitCode != o.code {
-		t.Errorf("the report has another exit code: %v", o)
-	}
+	o.Report, err = harness.ParseReport(data)
+	check.OK(t, err)
+	check.That(t, err != nil || o.Signal != 0 || o.Report.ExitCode == o.ExitCode, "the report has another exit code: %v", o)
 }
 
 // gone asserts that all processes of the run have exited: at once, or soon if sbxrun was
@@ -383,7 +236,7 @@ func (r *run) gone() {
 	}
 	var left, last []harness.Proc
 	if !within(limit, func() bool { left = r.left(); return len(left) == 0 }) {
-		after := time.Since(r.end).Round(time.Microsecond)
+		after := time.Since(r.Process.Wait().Ended).Round(time.Microsecond)
 		// The message also says whether they exit by themselves.
 		within(time.Second, func() bool { last = r.left(); return len(last) == 0 })
 		r.t.Errorf("%d processes are left %v after the end of sbxrun:\n%sand %d of them a second later:\n%s", len(left), after, harness.List(left), len(last), harness.List(last))
@@ -404,7 +257,7 @@ func (r *run) left() (left []harness.Proc) {
 		}
 		left = append(left, p)
 	}
-	for _, p := range harness.Find(r.marker, r.ns.Has) {
+	for _, p := range r.members() {
 		if r.killed && len(r.living) > 0 && p.Parent == os.Getpid() && p.State == "Z" {
 			continue // init of an exec whose keeper was killed too
 		}
@@ -503,24 +356,24 @@ func traced(t *testing.T, victim, at int) (stops int) {
 	self, err := os.Executable()
 	check.Must(t, err)
 	count := filepath.Join(harness.Dir(t), "stops")
-	r := start(t, options{wrap: []string{self}, env: []string{
+	r := start(t, harness.Options{Wrap: []string{self}, Env: []string{
 		fmt.Sprintf("%s=%d %d", tracerEnv, victim, at), tracerStops + "=" + count,
 	}}, append([]string{"--timeout", lifetime}, leaver...)...)
 	// The tracer dies as sbxrun does, and leaves what sbxrun leaves.
 	r.killed = victim == roleSbxrun && at > 0
-	o := r.wait()
+	o := r.Wait()
 	if t.Failed() {
 		return 0
 	}
-	check.Require(t, o.code < 200, "the tracer failed: %v", o)
+	check.Require(t, o.ExitCode < 200, "the tracer failed: %v", o)
 	text := harness.ReadFile(t, count)
 	stops, err = strconv.Atoi(string(text))
 	check.Must(t, err)
 	switch {
-	case at == 0 && o.code != 7:
+	case at == 0 && o.ExitCode != 7:
 		t.Fatalf("traced, and left alone: %v", o)
 	case at == 0 || stops < at:
-		check.That(t, o.code == 7, "nobody was killed at %d of %d: %v", at, stops, o)
+		check.That(t, o.ExitCode == 7, "nobody was killed at %d of %d: %v", at, stops, o)
 	default:
 		judge(t, o, victim, r.wrote("ran"))
 	}
@@ -567,16 +420,15 @@ func (e *env) quit(verb string, at int) int {
 		args = append(args, e.start(nil).ID)
 	}
 	count := filepath.Join(e.top, "stops")
-	c, err := e.command(func(cmd *exec.Cmd) {
-		cmd.Env = append(cmd.Env, fmt.Sprintf("%s=%d %d QUIT", tracerEnv, roleSbxrun, at), tracerStops+"="+count)
-	}, slices.Concat([]string{self, harness.Binary(e.t)}, proving(args))...)
+	c, err := e.command(harness.Options{Env: []string{fmt.Sprintf("%s=%d %d QUIT", tracerEnv, roleSbxrun, at), tracerStops + "=" + count}},
+		slices.Concat([]string{self, harness.Binary(e.t)}, proving(args))...)
 	check.Must(e.t, err)
 	s := e.wait(c)
 	text := harness.ReadFile(e.t, count)
 	stops, err := strconv.Atoi(string(text))
 	check.Must(e.t, err)
-	check.That(e.t, s.signal == 0 && s.stderr == "" && (s.code == 0 || s.code == 131 && at != 0), "at stop %d of %d: want 131 without a word, or 0: %v", at, stops, s)
-	if s.code == 131 {
+	check.That(e.t, s.Signal == 0 && string(s.Stderr) == "" && (s.ExitCode == 0 || s.ExitCode == 131 && at != 0), "at stop %d of %d: want 131 without a word, or 0: %v", at, stops, s)
+	if s.ExitCode == 131 {
 		return -1
 	}
 	return stops

@@ -27,9 +27,8 @@ func (e *env) forge(id, name, phase string, supervisor, init harness.Identity, a
 	check.Must(e.t, os.MkdirAll(filepath.Join(e.state, "names"), 0o700))
 	_ = os.Remove(filepath.Join(e.state, "names", name)) // from an earlier call
 	check.Must(e.t, os.Symlink(id, filepath.Join(e.state, "names", name)))
-	data, err := json.Marshal(map[string]any{"version": 1, "id": id, "name": name, "argv": []string{}, "created_at": "2026-11-20T00:00:00.000Z",
+	data := harness.JSON(e.t, map[string]any{"version": 1, "id": id, "name": name, "argv": []string{}, "created_at": "2026-11-20T00:00:00.000Z",
 		"phase": phase, "supervisor": supervisor, "init": init, "workdir": "/", "net": "none"})
-	check.Must(e.t, err)
 	check.Must(e.t, os.WriteFile(filepath.Join(dir, "record.json"), data, 0o600))
 	for _, file := range []string{"activity", "env", "stdout.log", "stderr.log"} {
 		check.Must(e.t, os.WriteFile(filepath.Join(dir, file), nil, 0o600))
@@ -85,10 +84,10 @@ func TestRecordRecycled(t *testing.T) {
 					s := e.do(args...)
 					release()
 					check.Require(t, stranger.unharmed(), "by %v", s)
-					check.That(t, args[0] != "exec" || s.code == 125, "entered a stranger: %v", s)
+					check.That(t, args[0] != "exec" || s.ExitCode == 125, "entered a stranger: %v", s)
 					// cleanup may report failures for rooms of other tests on stdout.
-					if s.code != 0 && args[0] != "cleanup" {
-						e.refused(s, s.code)
+					if s.ExitCode != 0 && args[0] != "cleanup" {
+						e.refused(s, s.ExitCode)
 					}
 				}
 			})
@@ -128,8 +127,7 @@ func (e *env) strikeSandbox(victim int, sig unix.Signal) {
 	e.t.Helper()
 	b := e.start([]string{"--name", "box"}, deaf...)
 	var pids [roles]int
-	e.until(settle, "the payload", func() bool { pids = family(b.PID); return pids[rolePayload] > 0 && e.wrote("ran") })
-	e.rememberAll(pids)
+	harness.Until(e.t, settle, "the payload", func() bool { pids = e.family(b.PID); return pids[rolePayload] > 0 && e.wrote("ran") })
 	_ = os.Remove(filepath.Join(e.out, "ran"))
 	parent := os.Getpid()
 	if victim > roleSbxrun {
@@ -146,9 +144,9 @@ func (e *env) strikeSandbox(victim int, sig unix.Signal) {
 		return
 	case sig == unix.SIGSTOP:
 		s := e.do("kill", "--grace", "0", "--proof-timeout", proof.String(), "--json", b.ID)
-		harness.Within(e.t, "kill", s.took, 0, 2500*time.Millisecond+2*proof)
+		harness.Within(e.t, "kill", s.Elapsed, 0, 2500*time.Millisecond+2*proof)
 		// A stopped keeper cannot give its proof; kill may find one itself.
-		check.That(e.t, s.code == 0 && strings.Contains(s.stdout, `"verdict":"proven"`) || victim == roleKeeper && s.code == 123, "want 0 and proven: %v", s)
+		check.That(e.t, s.ExitCode == 0 && strings.Contains(string(s.Stdout), `"verdict":"proven"`) || victim == roleKeeper && s.ExitCode == 123, "want 0 and proven: %v", s)
 		alive := slices.DeleteFunc(e.members(), func(p harness.Proc) bool { return p.State == "Z" || harness.Registered(p.PID) })
 		check.That(e.t, victim != roleSbxrun || len(alive) == 0, "kill has ended, and these live:\n%s", harness.List(alive))
 		check.Must(e.t, target.Signal(unix.SIGCONT))
@@ -161,14 +159,13 @@ func (e *env) strikeSandbox(victim int, sig unix.Signal) {
 	b.ended(3 * time.Second)
 	e.gone(settle)
 	if victim == roleSbxrun && sig == unix.SIGKILL {
-		s := e.ok("ps", "--all")
-		check.That(e.t, strings.Contains(s.stdout, "lost"), "want lost: %v", s)
+		e.ok("ps", "--all").OutHas(e.t, "lost")
 	} else {
 		r := b.record().Report
 		check.That(e.t, r != nil && r.Cause == cause && r.ExitCode == code && r.Teardown.Verdict == "proven" || victim == roleKeeper && sig == unix.SIGSTOP, "want %s and %d: %+v", cause, code, r)
 	}
 	s := e.do("wait", b.ID)
-	check.That(e.t, s.code == code || victim == roleKeeper && sig == unix.SIGSTOP && s.code == 123, "want %d: %v", code, s)
+	check.That(e.t, s.ExitCode == code || victim == roleKeeper && sig == unix.SIGSTOP && s.ExitCode == 123, "want %d: %v", code, s)
 	e.ok("cleanup")
 	e.cleared()
 	reapZombies()
@@ -187,29 +184,26 @@ func TestStartClientKilled(t *testing.T) {
 				// From the supervisor's first moment to just before the payload starts.
 				deepest := []int{roleSbxrun, roleKeeper, roleMonitor, roleRoom, roleInit}[i%5]
 				var pids [roles]int
-				for !c.over() && pids[deepest] == 0 {
-					if below := harness.Children(c.pid); len(below) > 0 {
+				for !c.Over() && pids[deepest] == 0 {
+					if below := harness.Children(c.PID); len(below) > 0 {
 						pids = family(below[0])
 					}
 					runtime.Gosched()
 				}
-				stopped, hit := harness.Strike(pids[roleSbxrun], c.pid, unix.SIGSTOP)
+				stopped, hit := harness.Strike(pids[roleSbxrun], c.PID, unix.SIGSTOP)
 				if !hit {
 					e.wait(c) // start was faster
 					return false
 				}
-				e.until(settle, "a stop", func() bool {
-					p, ok := harness.ReadProc(pids[roleSbxrun])
-					return !ok || p.State == "T" || p.State == "Z"
-				})
+				harness.Until(e.t, settle, "a stop", func() bool { return harness.Stopped(pids[roleSbxrun]) })
 				// Without a payload the client cannot have been told.
-				before := family(pids[roleSbxrun])[rolePayload] == 0 && !c.over()
-				_ = c.cmd.Process.Signal(sig) // fails only if it has exited
+				before := family(pids[roleSbxrun])[rolePayload] == 0 && !c.Over()
+				c.Signal(sig)
 				s := e.wait(c)
 				check.Must(t, stopped.Signal(unix.SIGCONT))
-				if before && s.signal == sig {
+				if before && s.Signal == sig {
 					early = true
-					e.until(settle, "the end of the supervisor", stopped.Ended)
+					harness.Until(e.t, settle, "the end of the supervisor", stopped.Ended)
 					e.gone(settle, e.running()...)
 				}
 				stopped.Close()
@@ -227,7 +221,7 @@ func (e *env) running() (boxes []*sandbox) {
 		Supervisor harness.Identity `json:"supervisor"`
 	}
 	s := e.ok("ps", "--json")
-	check.Must(e.t, json.Unmarshal([]byte(s.stdout), &list))
+	check.Must(e.t, json.Unmarshal(s.Stdout, &list))
 	for _, one := range list {
 		boxes = append(boxes, &sandbox{e: e, ID: one.ID, PID: one.Supervisor.PID})
 	}
@@ -277,14 +271,13 @@ func TestCleanupWhileStarting(t *testing.T) {
 				t.Errorf("%v", err)
 				return
 			}
-			s := e.wait(c)
-			check.That(t, s.code == 0, "want 0: %v", s)
+			e.wait(c).Exits(t, 0)
 		}
 	})
 	defer sweeper.Wait()
 	defer close(stop)
 	for range scaled(t, 10) {
-		var batch []*call
+		var batch []*harness.Process
 		for i := range 10 {
 			args := e.startFlags()
 			if i%2 == 0 {
@@ -294,25 +287,18 @@ func TestCleanupWhileStarting(t *testing.T) {
 			check.Must(t, err)
 			batch = append(batch, c)
 			if len(batch) >= 3 { // three at a time
-				<-batch[len(batch)-3].exited
+				<-batch[len(batch)-3].Exited()
 			}
 		}
 		for _, c := range batch {
-			s := e.wait(c)
-			b := &sandbox{e: e}
-			if err := json.Unmarshal([]byte(s.stdout), b); s.code != 0 || err != nil {
-				t.Errorf("a start has failed: %v", s)
-				continue
-			}
-			check.That(t, !harness.Exited(b.PID), "a sandbox has ended: %v; %s", s, harness.List(e.members()))
+			b := e.started(e.wait(c))
+			check.That(t, !harness.Exited(b.PID), "a sandbox has ended: %s", harness.List(e.members()))
 			r := b.record()
 			check.That(t, r.Init != nil && !harness.Exited(r.Init.PID) && r.Phase == "running", "a sandbox is not whole: %+v", r)
 		}
 		// The same for a run, which has no record.
-		s := e.do("run", "--env", harness.MarkerName+"="+e.marker, "sh", "-c", "exit 7")
-		check.That(t, s.code == 7, "want 7: %v", s)
-		s = e.ok("kill", "--all", "--grace", "0")
-		check.That(t, strings.Contains(s.stdout, "10 killed") || t.Failed(), "want 10 killed: %v", s)
+		e.do("run", "--env", harness.MarkerName+"="+e.marker, "sh", "-c", "exit 7").Exits(t, 7)
+		e.ok("kill", "--all", "--grace", "0").OutHas(t, "10 killed")
 		reapZombies()
 	}
 	e.clean()

@@ -5,6 +5,8 @@ import (
 	"os"
 	"path/filepath"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
@@ -23,16 +25,16 @@ func (e *env) mounted(options string) *small {
 		hold = append(hold, "--user", "--map-current-user", "--keep-caps")
 		enter = append(enter, "--user", "--preserve-credentials")
 	}
-	c, err := e.command(nil, append(hold, "sh", "-c", `mount -t tmpfs -o "$0" tmpfs "$1" && echo mounted && exec sleep infinity`, "nosuid,nodev,"+options, e.state)...)
+	c, err := e.command(harness.Options{}, append(hold, "sh", "-c", `mount -t tmpfs -o "$0" tmpfs "$1" && echo mounted && exec sleep infinity`, "nosuid,nodev,"+options, e.state)...)
 	check.Must(e.t, err)
 	e.t.Cleanup(func() {
-		_ = c.cmd.Process.Kill() // fails only if it has exited
+		c.Signal(unix.SIGKILL)
 		e.wait(c)
 	})
-	e.until(bound, "the mount", func() bool { return c.over() || text(e.t, c.files[0]) != "" })
-	check.Require(e.t, !c.over(), "no small file system: %s", text(e.t, c.files[1]))
-	e.wrap = append(enter, "--target", fmt.Sprint(c.pid), "sh", "-c", `cd "$0" && exec "$@"`, e.out)
-	return &small{e, filepath.Join(fmt.Sprintf("/proc/%d/root", c.pid), e.state)}
+	harness.Until(e.t, bound, "the mount", func() bool { return c.Over() || c.Output() != "" })
+	check.Require(e.t, !c.Over(), "no small file system: %s", c.ErrorOutput())
+	e.wrap = append(enter, "--target", fmt.Sprint(c.PID), "sh", "-c", `cd "$0" && exec "$@"`, e.out)
+	return &small{e, filepath.Join(fmt.Sprintf("/proc/%d/root", c.PID), e.state)}
 }
 
 // fill leaves that many free pages of 4 KiB.

@@ -391,7 +391,7 @@ func (s *soaking) settled(tries []*soakTry) {
 		s.t.Errorf("alive without a cleanup:\n%s%s", harness.List(busy), was())
 	}
 	c := s.do("cleanup")
-	check.That(s.t, c.code == 0 && !strings.Contains(c.stdout, "failed"), "cleanup: %v\n%s", c, was())
+	check.That(s.t, c.ExitCode == 0 && !strings.Contains(string(c.Stdout), "failed"), "cleanup: %v\n%s", c, was())
 	var left []harness.Proc
 	if !within(settle, func() bool {
 		reapZombies(s.host, s.neighbour)
@@ -447,15 +447,15 @@ type soakTry struct {
 	// timeout is the command's deadline, a long one if the verb is kill.
 	timeout string
 	box     *sandbox // sandbox of this try, if the verb needs one
-	client  *call
+	client  *harness.Process
 	own     seen      // identity of the client, whose PID may be reused
 	began   time.Time // when the command had created its file
 	super   seen      // supervisor that the client has started
 	boxed   seen      // supervisor of box
 	done    []string  // log of actions
 	killed  []harness.Proc
-	struck  bool        // the client was hit
-	asked   chan result // receives a server's answer; nil for other verbs
+	struck  bool                 // the client was hit
+	asked   chan *harness.Result // receives a server's answer; nil for other verbs
 }
 
 func (y *soakTry) String() string {
@@ -509,8 +509,8 @@ func (y *soakTry) run() {
 		y.errorf("%v", err)
 		return
 	}
-	p, _ := harness.ReadProc(y.client.pid)
-	y.own = seen{y.client.pid, p.Start}
+	p, _ := harness.ReadProc(y.client.PID)
+	y.own = seen{y.client.PID, p.Start}
 	if y.verb.name == soakServe && !y.ask() {
 		return
 	}
@@ -534,17 +534,17 @@ func (y *soakTry) run() {
 	}
 	y.judge(y.end(), after)
 	if y.verb.name == "kill" && !y.boxed.ended() { // the kill itself was killed
-		if s := y.s.do("kill", "--grace", "0", y.box.ID); s.code != 0 && s.code != 125 {
+		if s := y.s.do("kill", "--grace", "0", y.box.ID); s.ExitCode != 0 && s.ExitCode != 125 {
 			y.errorf("%v", s)
 		}
 	}
 }
 
 // over reports whether the verb has ended.
-func (y *soakTry) over() bool { return y.client.over() || len(y.asked) > 0 }
+func (y *soakTry) over() bool { return y.client.Over() || len(y.asked) > 0 }
 
 // end waits until the verb ends.
-func (y *soakTry) end() result {
+func (y *soakTry) end() *harness.Result {
 	if y.asked != nil {
 		return y.dismiss()
 	}
@@ -584,7 +584,7 @@ func (y *soakTry) openBox() bool {
 	}
 	s := y.s.wait(c)
 	y.box = &sandbox{e: y.s.env}
-	if err := json.Unmarshal([]byte(s.stdout), y.box); err != nil || s.code != 0 {
+	if err := json.Unmarshal(s.Stdout, y.box); err != nil || s.ExitCode != 0 {
 		y.errorf("no sandbox: %v", s)
 		return false
 	}
@@ -616,14 +616,14 @@ func (y *soakTry) await() {
 		y.pause(8 * time.Millisecond)
 	default:
 		idle := y.verb.name == "start, idle"
-		for !y.ran() && !(over() && (idle || y.asked != nil || y.client.cmd.ProcessState.ExitCode() != 0)) {
-			if time.Since(y.client.begin) > soakSlack {
+		for !y.ran() && !(over() && (idle || y.asked != nil || y.client.State().ExitCode() != 0)) {
+			if time.Since(y.client.Begin) > soakSlack {
 				return // reported later
 			}
 			time.Sleep(time.Millisecond)
 		}
 		if idle {
-			y.began = y.client.end
+			y.began = y.client.Wait().Ended
 		}
 		if y.phase == soakEnding {
 			for time.Since(y.began) < soakDeadline-15*time.Millisecond {
@@ -659,9 +659,9 @@ func (y *soakTry) supervisor() int {
 			ID  string `json:"id"`
 			PID int    `json:"supervisor_pid"`
 		}
-		if below := harness.Children(y.client.pid); len(below) > 0 && !y.client.over() {
+		if below := harness.Children(y.client.PID); len(below) > 0 && !y.client.Over() {
 			said.PID = below[0]
-		} else if data, err := os.ReadFile(y.client.files[0]); err != nil || json.Unmarshal(data, &said) != nil {
+		} else if json.Unmarshal([]byte(y.client.Output()), &said) != nil {
 			return 0
 		}
 		y.super = y.supervises(said.ID, said.PID)
@@ -683,8 +683,8 @@ func (y *soakTry) supervises(id string, pid int) seen {
 func (y *soakTry) cast() (pids [soakRoles]int, parents [soakRoles][]int) {
 	me := os.Getpid()
 	main, room := 0, 0 // parents of keeper and init, and of the room's keeper
-	if !y.client.over() {
-		main = y.client.pid
+	if !y.client.Over() {
+		main = y.client.PID
 	}
 	pids[soakSbxrun], parents[soakSbxrun] = main, []int{me}
 	switch {
@@ -702,7 +702,7 @@ func (y *soakTry) cast() (pids [soakRoles]int, parents [soakRoles][]int) {
 			main = room
 		}
 	}
-	parents[soakSupervisor] = []int{me, y.client.pid}
+	parents[soakSupervisor] = []int{me, y.client.PID}
 	f := family(main)
 	pids[soakKeeper], pids[soakInit] = f[roleKeeper], f[roleInit]
 	parents[soakKeeper], parents[soakInit] = []int{main}, []int{f[roleKeeper]}
@@ -744,13 +744,14 @@ func (y *soakTry) hit(role int, pid int, parents []int, sig unix.Signal) *harnes
 // strike does something to one process. It returns the process if it stays stopped.
 func (y *soakTry) strike(role int, action string) (held *harness.Target, _ int) {
 	pids, parents := y.cast()
-	y.s.rememberAll([roles]int{roleRoom: pids[soakRoom], roleInit: pids[soakInit]})
+	y.s.ns.Remember(pids[soakRoom])
+	y.s.ns.Remember(pids[soakInit])
 	sig := unix.SIGSTOP
 	if action == "kill" {
 		sig = unix.SIGKILL
 		if role != soakSbxrun && y.rng.IntN(3) == 0 { // together with everything that could end the rest
 			main := parents[soakKeeper][0]
-			y.together(main, []int{os.Getpid(), y.client.pid})
+			y.together(main, []int{os.Getpid(), y.client.PID})
 			return nil, 0
 		}
 	}
@@ -778,7 +779,7 @@ func (y *soakTry) release(target *harness.Target) {
 // together kills sbxrun, or a supervisor, and its keeper at once.
 func (y *soakTry) together(main int, parents []int) {
 	role := soakSupervisor
-	if y.client != nil && main == y.client.pid {
+	if y.client != nil && main == y.client.PID {
 		role = soakSbxrun
 	}
 	keeper := family(main)[roleKeeper]
@@ -803,7 +804,7 @@ func (y *soakTry) recycle() {
 		if !within(20*time.Millisecond, func() bool {
 			reapZombies(y.s.host, y.s.neighbour)
 			_, there := harness.ReadProc(p.PID)
-			return !there && (p.PID != y.client.pid || y.client.over())
+			return !there && (p.PID != y.client.PID || y.client.Over())
 		}) {
 			continue
 		}
@@ -824,12 +825,12 @@ func (y *soakTry) recycle() {
 
 // follow starts another command on the same sandbox, or none. An exec gets a marker of its own,
 // because it may outlive the command of the try.
-func (y *soakTry) follow() *call {
+func (y *soakTry) follow() *harness.Process {
 	id := ""
 	if y.box != nil {
 		id = y.box.ID
 	} else if strings.HasPrefix(y.verb.name, "start") {
-		id = y.client.startedID()
+		id = startedID(y.client)
 	}
 	if id == "" || y.rng.IntN(2) == 0 {
 		return nil
@@ -850,13 +851,13 @@ func (y *soakTry) follow() *call {
 // resolve waits until the command has ended despite the stopped process, and then continues or kills that process.
 func (y *soakTry) resolve(held *harness.Target, role int) {
 	switch {
-	case !y.ran() && (y.verb.name != "start, idle" || !y.client.over() || y.struck):
+	case !y.ran() && (y.verb.name != "start, idle" || !y.client.Over() || y.struck):
 		// Before the command starts, the long limit of the set-up applies, and the test does not wait for it.
 		y.pause(30 * time.Millisecond)
-		if y.rng.IntN(2) == 0 && !y.client.over() {
+		if y.rng.IntN(2) == 0 && !y.client.Over() {
 			y.done = append(y.done, "SIGTERM to sbxrun")
-			_ = y.client.cmd.Process.Signal(unix.SIGTERM) // fails only if it has exited
-			if role != soakSbxrun && role != soakSupervisor && !within(y.proof()+soakInstead+soakSlack, y.client.over) && !y.verb.box {
+			y.client.Signal(unix.SIGTERM)
+			if role != soakSbxrun && role != soakSupervisor && !within(y.proof()+soakInstead+soakSlack, y.client.Over) && !y.verb.box {
 				y.errorf("SIGTERM to sbxrun is without effect while the %s is stopped", soakNames[role])
 			}
 		}
@@ -871,7 +872,7 @@ func (y *soakTry) resolve(held *harness.Target, role int) {
 			y.errorf("while the %s is stopped the command lives on:\n%s", soakNames[role], harness.List(commands))
 		}
 		if role != soakSbxrun && role != soakSupervisor && !within(y.limit(), y.over) {
-			y.errorf("while the %s is stopped sbxrun does not end:\n%s", soakNames[role], harness.List(harness.Below(y.client.pid)))
+			y.errorf("while the %s is stopped sbxrun does not end:\n%s", soakNames[role], harness.List(harness.Below(y.client.PID)))
 		}
 	}
 	if y.rng.IntN(3) == 0 {
@@ -901,7 +902,7 @@ func (y *soakTry) commands() []harness.Proc {
 }
 
 // judge asserts that the client and the command after it ended in time and reported the truth.
-func (y *soakTry) judge(o result, after *call) {
+func (y *soakTry) judge(o *harness.Result, after *harness.Process) {
 	alive := y.commands() // before anything else
 	y.s.mu.Lock()
 	y.s.count["tries"]++
@@ -910,40 +911,37 @@ func (y *soakTry) judge(o result, after *call) {
 	}
 	y.s.mu.Unlock()
 	limit := y.limit()
-	if o.took > limit {
-		y.errorf("it took %v: %v", o.took, o)
+	if o.Elapsed > limit {
+		y.errorf("it took %v: %v", o.Elapsed, o)
 	}
-	if o.signal == 0 && !slices.Contains([]int{0, 123, 124, 125, 137, 143}, o.code) {
+	if o.Signal == 0 && !slices.Contains([]int{0, 123, 124, 125, 137, 143}, o.ExitCode) {
 		y.errorf("%v", o)
 	}
-	told := o.stdout
-	if data, err := os.ReadFile(y.report); err == nil && o.signal == 0 {
+	told := string(o.Stdout)
+	if data, err := os.ReadFile(y.report); err == nil && o.Signal == 0 {
 		told = string(data)
 	}
-	if (strings.Contains(told, `"verdict":"proven"`) || y.verb.name == "kill" && o.code == 0) && len(alive) > 0 {
+	if (strings.Contains(told, `"verdict":"proven"`) || y.verb.name == "kill" && o.ExitCode == 0) && len(alive) > 0 {
 		y.errorf("proven, and these live: %v\n%s", o, harness.List(alive))
 	}
-	if o.code == 123 || strings.Contains(told, `"verdict":"unproven"`) {
+	if o.ExitCode == 123 || strings.Contains(told, `"verdict":"unproven"`) {
 		y.s.mu.Lock()
 		y.s.count["unproven"]++
 		y.s.mu.Unlock()
 	}
 	if after != nil {
-		if s := y.s.wait(after); s.took > limit || s.signal != 0 || s.code != 0 && !slices.Contains([]int{123, 124, 125, 137, 143}, s.code) {
-			y.errorf("%v took %v", s, s.took)
+		if s := y.s.wait(after); s.Elapsed > limit || s.Signal != 0 || s.ExitCode != 0 && !slices.Contains([]int{123, 124, 125, 137, 143}, s.ExitCode) {
+			y.errorf("%v took %v", s, s.Elapsed)
 		}
 	}
 }
 
 // startedID returns the ID that start has printed, "" if it has not yet.
-func (c *call) startedID() string {
+func startedID(c *harness.Process) string {
 	var told struct {
 		ID string `json:"id"`
 	}
-	data, err := os.ReadFile(c.files[0])
-	if err != nil || json.Unmarshal(data, &told) != nil {
-		return ""
-	}
+	_ = json.Unmarshal([]byte(c.Output()), &told) // nothing, or not all of it yet
 	return told.ID
 }
 
@@ -968,35 +966,35 @@ func (y *soakTry) ask() bool {
 	client := &http.Client{Timeout: bound, Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(y.s.top, "serve-"+y.id, "socket"))
 	}}}
-	send := func(call api.Call) (answer result) {
+	send := func(call api.Call) (answer *harness.Result) {
 		body := harness.JSON(y.s.t, call)
 		begin := time.Now()
-		defer func() { answer.took = time.Since(begin) }()
-		answer.args = []string{"POST", string(body)}
+		answer = &harness.Result{}
+		defer func() { answer.Elapsed = time.Since(begin) }()
 		r, err := client.Post("http://sbxrun/v1/run", "application/json", bytes.NewReader(body))
 		if err != nil {
-			answer.stderr = err.Error() // the server is not ready, or was killed
+			answer.Stderr = []byte(err.Error()) // the server is not ready, or was killed
 			return answer
 		}
 		defer r.Body.Close()
-		text, err := io.ReadAll(r.Body)
-		answer.stdout, answer.stderr = string(text), fmt.Sprint(r.Status, err)
+		answer.Stdout, err = io.ReadAll(r.Body)
+		answer.Stderr = fmt.Append(nil, r.Status, err)
 		return answer
 	}
-	tried := result{}
+	tried := &harness.Result{}
 	if !within(bound, func() bool {
-		if !strings.Contains(tried.stdout, `"proven"`) {
+		if !strings.Contains(string(tried.Stdout), `"proven"`) {
 			tried = send(api.Call{Argv: []string{"true"}})
 		}
 		r, err := client.Get("http://sbxrun/v1/status")
 		if err != nil {
-			return y.client.over()
+			return y.client.Over()
 		}
 		defer r.Body.Close()
 		var st api.Status
 		return json.NewDecoder(r.Body).Decode(&st) == nil && st.Machine != nil && st.Machine.Rooms.Idle > 0
-	}) || y.client.over() {
-		_ = y.client.cmd.Process.Kill() // fails only if it has exited
+	}) || y.client.Over() {
+		y.client.Signal(unix.SIGKILL)
 		y.errorf("no warm room: %v, %v", y.s.wait(y.client), tried)
 		return false
 	}
@@ -1004,15 +1002,15 @@ func (y *soakTry) ask() bool {
 	check.Must(y.s.t, err)
 	grace, err := time.ParseDuration(y.grace + "s")
 	check.Must(y.s.t, err)
-	y.asked = make(chan result, 1)
-	y.client.begin = time.Now()
+	y.asked = make(chan *harness.Result, 1)
+	y.client.Begin = time.Now()
 	go func() {
 		answer := send(api.Call{Argv: []string{"/actor", y.id}, Env: map[string]string{harness.MarkerName: y.marker(), actEnv: "fight"},
 			TimeoutMS: float64(timeout.Milliseconds()), GraceMS: float64(grace.Milliseconds())})
-		if alive := y.commands(); strings.Contains(answer.stdout, `"verdict":"proven"`) && len(alive) > 0 {
+		if alive := y.commands(); strings.Contains(string(answer.Stdout), `"verdict":"proven"`) && len(alive) > 0 {
 			y.errorf("proven, and these live: %v\n%s", answer, harness.List(alive))
 		}
-		if strings.Contains(answer.stdout, "/out/breach") {
+		if strings.Contains(string(answer.Stdout), "/out/breach") {
 			y.errorf("a payload has reached its PID 1: %v", answer)
 		}
 		client.CloseIdleConnections()
@@ -1022,19 +1020,17 @@ func (y *soakTry) ask() bool {
 }
 
 // dismiss waits for the answer, and then ends the server.
-func (y *soakTry) dismiss() result {
-	var answer result
+func (y *soakTry) dismiss() *harness.Result {
+	answer := &harness.Result{}
 	select {
 	case answer = <-y.asked:
 	case <-time.After(bound):
 		y.errorf("no answer")
 	}
-	if !y.client.over() {
-		_ = y.client.cmd.Process.Signal(unix.SIGTERM) // fails only if it has exited
-	}
+	y.client.Signal(unix.SIGTERM)
 	server := y.s.wait(y.client)
-	answer.code, answer.signal = server.code, server.signal
-	if server.signal == 0 && server.code != 0 {
+	answer.ExitCode, answer.Signal = server.ExitCode, server.Signal
+	if server.Signal == 0 && server.ExitCode != 0 {
 		y.errorf("the server: %v", server)
 	}
 	return answer
@@ -1046,14 +1042,14 @@ const window = 30 * time.Millisecond
 // killAfter kills sbxrun some time after its start.
 func killAfter(t *testing.T, after time.Duration, flags, payload []string) {
 	t.Helper()
-	r := start(t, options{}, slices.Concat(flags, []string{"--timeout", "15"}, payload)...)
+	r := start(t, harness.Options{}, slices.Concat(flags, []string{"--timeout", "15"}, payload)...)
 	// Wait busily, because sleeping is too coarse. While waiting, note the namespace, which later
 	// identifies the run's processes.
-	for time.Since(r.begin) < after && !r.over() {
+	for time.Since(r.Begin) < after && !r.Over() {
 		r.processes()
 	}
 	r.signal(unix.SIGKILL)
-	r.wait()
+	r.Wait()
 }
 
 // When sbxrun is killed at a random moment, the run ends completely: also one that exits by itself, one with an idmapped
@@ -1079,21 +1075,21 @@ func TestKilledRandomlyTerminal(t *testing.T) {
 	before := termios(t, tty)
 	raw := 0
 	for i := range scaled(t, 30) {
-		o := options{stdin: tty, stdout: tty, attr: &unix.SysProcAttr{}}
+		o := harness.Options{Stdin: tty, Stdout: tty}
 		r := start(t, o, append([]string{"--tty", "--timeout", "15"}, busy...)...)
 		// Kill it at a random moment: after its start, or immediately or shortly after the switch to raw mode.
 		after := rand.N(window)
 		if i%3 > 0 {
-			for !r.over() && termios(t, tty).Lflag&unix.ICANON != 0 && time.Since(r.begin) < bound {
+			for !r.Over() && termios(t, tty).Lflag&unix.ICANON != 0 && time.Since(r.Begin) < bound {
 			}
 			raw++
 			after *= time.Duration(i%3 - 1)
 		}
-		for from := time.Now(); time.Since(from) < after && !r.over(); {
+		for from := time.Now(); time.Since(from) < after && !r.Over(); {
 			r.processes()
 		}
 		r.signal(unix.SIGKILL)
-		r.wait()
+		r.Wait()
 		if now := termios(t, tty); now != before {
 			t.Errorf("try %d: the terminal was left as it was not before: flags %#x %#x %#x, were %#x %#x %#x",
 				i, now.Iflag, now.Oflag, now.Lflag, before.Iflag, before.Oflag, before.Lflag)
@@ -1122,7 +1118,7 @@ func TestThreadChurn(t *testing.T) {
 		seconds = "2"
 	}
 	for _, procs := range []string{"1", "8"} {
-		r := start(t, options{env: []string{
+		r := start(t, harness.Options{Env: []string{
 			"GOMAXPROCS=" + procs, "GOGC=1", "GODEBUG=gctrace=1,gcstoptheworld=1,asyncpreemptoff=0",
 		}}, "--json", "--timeout", lifetime, "sh", "-c", ": >/out/ran; timeout "+seconds+" yes; yes | head -c 1M; setsid sleep 600 & exit 7")
 		for beat := time.NewTicker(time.Millisecond); ; {
@@ -1132,16 +1128,16 @@ func TestThreadChurn(t *testing.T) {
 				r.signal(unix.SIGURG)
 				r.signal(unix.SIGWINCH)
 				continue
-			case <-r.exited:
+			case <-r.Exited():
 			}
 			beat.Stop()
 			break
 		}
-		o := r.wait()
-		if o.code != 7 || o.report == nil || o.report.Cause != "exited" || o.report.Teardown.Verdict != "proven" {
+		o := r.Wait()
+		if o.ExitCode != 7 || o.Report == nil || o.Report.Cause != "exited" || o.Report.Teardown.Verdict != "proven" {
 			t.Errorf("GOMAXPROCS=%s: want 7: %v", procs, o)
 			continue
 		}
-		check.That(t, *o.report.StdoutBytes > 1<<20, "only %d bytes of output", *o.report.StdoutBytes)
+		check.That(t, *o.Report.StdoutBytes > 1<<20, "only %d bytes of output", *o.Report.StdoutBytes)
 	}
 }

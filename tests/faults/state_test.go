@@ -2,7 +2,6 @@ package faults
 
 import (
 	"crypto/rand"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -20,37 +19,36 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// stays is a payload that creates a file and keeps running.
-var stays = []string{"sh", "-c", ": >/out/ran; exec sleep 600"}
+// stays is a payload that creates a file and keeps running. floods prints without end as soon as /out/full exists.
+var (
+	stays  = []string{"sh", "-c", ": >/out/ran; exec sleep 600"}
+	floods = []string{"sh", "-c", ": >/out/ran; setsid sleep 600 & while [ ! -e /out/full ]; do sleep 0.01; done; exec yes"}
+)
 
 // startOrError starts a sandbox with too few resources. Either it runs and is listed, or sbxrun
 // fails with one line, leaves nothing, and the command has not run.
-func (m *small) startOrError(what string, payload ...string) (started bool) {
+func (m *small) startOrError(what string) (started bool) {
 	e := m.e
 	e.t.Helper()
 	_ = os.Remove(filepath.Join(e.out, "ran"))
-	s := e.do(slices.Concat(e.startFlags("--name", "box"), []string{"--"}, payload)...)
-	if s.code == 0 {
-		list := e.do("ps")
-		check.That(e.t, strings.Contains(list.stdout, "box"), "%s: it runs and is not listed: %v", what, list)
-		x := e.do("exec", "--timeout", lifetime, "box", "true")
-		check.That(e.t, x.code == 0, "%s: an exec in it: %v", what, x)
-		k := e.do("kill", "--grace", "0", "box")
-		check.That(e.t, k.code == 0, "%s: %v", what, k)
+	s := e.do(e.startArgs([]string{"--name", "box"}, stays...)...)
+	if s.ExitCode == 0 {
+		e.ok("ps").OutHas(e.t, "box")
+		e.ok("exec", "--timeout", lifetime, "box", "true")
+		e.ok("kill", "--grace", "0", "box")
 	} else {
 		e.refused(s, 125)
-		check.That(e.t, !strings.Contains(s.stderr, "exited before reporting"), "%s: that says nothing: %v", what, s)
+		check.That(e.t, !strings.Contains(string(s.Stderr), "exited before reporting"), "%s: that says nothing: %v", what, s)
 		check.That(e.t, !e.wrote("ran"), "%s: refused, and the command has run: %v", what, s)
 		left := m.listing()
 		check.That(e.t, len(left) == 0, "%s: refused, and left %q: %v", what, left, s)
 	}
 	e.gone(settle)
 	reapZombies()
-	c := e.do("cleanup")
-	check.That(e.t, c.code == 0, "%s: %v", what, c)
+	e.ok("cleanup")
 	left := m.listing()
 	check.That(e.t, len(left) == 0, "%s: cleanup has left %q", what, left)
-	return s.code == 0
+	return s.ExitCode == 0
 }
 
 // On a full state directory, start works or fails with one line.
@@ -60,7 +58,7 @@ func TestStateFull(t *testing.T) {
 	worked := false
 	for free := 0; free <= 8; free++ {
 		m.fill(free)
-		worked = m.startOrError(fmt.Sprintf("%d free pages", free), stays...)
+		worked = m.startOrError(fmt.Sprintf("%d free pages", free))
 		m.empty()
 	}
 	check.That(t, worked, "32 KiB are not enough for a sandbox")
@@ -72,7 +70,7 @@ func TestStateInodes(t *testing.T) {
 	for n := 2; n <= 14 && !t.Failed(); n++ { // the first is the directory itself
 		e := newEnv(t)
 		m := e.mounted(fmt.Sprintf("size=1m,nr_inodes=%d,mode=700", n))
-		worked = m.startOrError(fmt.Sprintf("%d inodes", n), stays...)
+		worked = m.startOrError(fmt.Sprintf("%d inodes", n))
 	}
 	check.That(t, worked, "14 inodes are not enough for a sandbox")
 }
@@ -88,26 +86,17 @@ func TestStateFillsUp(t *testing.T) {
 		{"grace", []string{"--timeout", "0.7", "--grace", "0.1"}, nil},
 		{"idle", []string{"--timeout", lifetime, "--idle-timeout", "0.7"}, nil},
 		{"kill", nil, func(b *sandbox) {
-			s := b.e.do("exec", "--timeout", lifetime, b.ID, "true")
-			check.That(t, s.code == 0, "exec: %v", s)
-			s = b.e.do("kill", "--grace", "0", b.ID)
-			check.That(t, s.code == 0, "kill: %v", s)
+			b.alive()
+			b.e.ok("kill", "--grace", "0", b.ID)
 		}},
-		{"signal", nil, func(b *sandbox) {
-			if target, ok := b.strikeSupervisor(unix.SIGTERM); ok {
-				target.Close()
-			}
-		}},
+		{"signal", nil, func(b *sandbox) { b.strikeSupervisor(unix.SIGTERM) }},
 	} {
 		t.Run(end.name, func(t *testing.T) {
 			e := newEnv(t)
 			m := e.mounted("size=256k,mode=700")
 			begin := time.Now()
-			s := e.do(slices.Concat(e.startFlags(end.flags...), []string{"--", "sh", "-c", ": >/out/ran; setsid sleep 600 & while [ ! -e /out/full ]; do sleep 0.01; done; exec yes"})...)
-			b := &sandbox{e: e}
-			err := json.Unmarshal([]byte(s.stdout), b)
-			check.Require(t, s.code == 0 && err == nil, "no sandbox: %v", s)
-			e.rememberAll(family(b.PID))
+			b := e.started(e.do(e.startArgs(end.flags, floods...)...))
+			e.family(b.PID)
 			m.fill(0)
 			check.Must(t, os.WriteFile(filepath.Join(e.out, "full"), nil, 0o644))
 			if end.act != nil {
@@ -119,12 +108,10 @@ func TestStateFillsUp(t *testing.T) {
 			}
 			e.gone(settle)
 			// Commands report what they can, and cleanup removes everything.
-			s = e.do("ps", "--all")
-			check.That(t, s.code == 0 && strings.Contains(s.stdout, b.ID), "%v", s)
-			s = e.do("wait", b.ID)
-			check.That(t, s.code == 137 || s.code == 124 || s.code == 143, "%v", s)
-			s = e.do("cleanup")
-			check.That(t, s.code == 0, "%v", s)
+			e.ok("ps", "--all").OutHas(t, b.ID)
+			s := e.do("wait", b.ID)
+			check.That(t, s.ExitCode == 137 || s.ExitCode == 124 || s.ExitCode == 143, "%v", s)
+			e.ok("cleanup")
 			left := m.listing()
 			check.That(t, len(left) == 0, "cleanup has left %q", left)
 		})
@@ -135,18 +122,15 @@ func TestStateFillsUp(t *testing.T) {
 func TestStateReadOnly(t *testing.T) {
 	e := newEnv(t)
 	e.mounted("ro,size=64k,mode=700")
-	s := e.do(slices.Concat(e.startFlags(), []string{"--"}, stays)...)
-	e.refused(s, 125)
-	check.That(t, strings.Contains(s.stderr, "read-only") && strings.Contains(s.stderr, e.state) && !e.wrote("ran"), "want the reason and the place, and nothing run: %v", s)
-	for _, args := range [][]string{{"ps", "--all"}, {"ps", "--json"}, {"kill", "--all"}} {
-		s := e.do(args...)
-		check.That(t, s.code == 0 && s.stderr == "", "want 0, in silence: %v", s)
+	s := e.do(e.startArgs(nil, stays...)...)
+	e.refused(s.ErrHas(t, "read-only").ErrHas(t, e.state), 125)
+	check.That(t, !e.wrote("ran"), "refused, and the command has run: %v", s)
+	for _, args := range [][]string{{"ps", "--all"}, {"ps", "--json"}, {"kill", "--all"}, {"cleanup", "--dry-run"}} {
+		e.ok(args...).Err(t, "")
 	}
 	for _, args := range [][]string{{"inspect", "x"}, {"logs", "x"}, {"exec", "x", "true"}, {"wait", "x"}, {"kill", "x"}} {
 		e.refused(e.do(args...), 125)
 	}
-	s = e.do("cleanup", "--dry-run")
-	check.That(t, s.code == 0 && s.stderr == "", "%v", s)
 	e.gone(settle)
 }
 
@@ -159,9 +143,7 @@ func TestStateDenied(t *testing.T) {
 		t.Helper()
 		for _, args := range [][]string{append(e.startFlags(), "true"), {"ps"}, {"inspect", b.ID}, {"logs", b.ID}, {"exec", b.ID, "true"},
 			{"wait", b.ID}, {"kill", b.ID}, {"kill", "--all"}, {"cleanup"}} {
-			s := e.do(args...)
-			e.refused(s, 125)
-			check.That(t, strings.Contains(s.stderr, e.state), "%s: want the place: %v", what, s)
+			e.refused(e.do(args...).ErrHas(t, e.state), 125)
 		}
 		check.That(t, !harness.Exited(b.PID), "%s: the sandbox has ended", what)
 	}
@@ -176,8 +158,7 @@ func TestStateDenied(t *testing.T) {
 		// With a read-only directory of the sandbox, everything that does not write works.
 		check.Must(t, os.Chmod(b.path(""), 0o500))
 		b.alive()
-		s := e.do("kill", "--grace", "0", b.ID)
-		check.That(t, s.code == 0, "want 0: %v", s)
+		e.ok("kill", "--grace", "0", b.ID)
 		b.ended(3 * time.Second)
 		check.Must(t, os.Chmod(b.path(""), 0o700))
 	}
@@ -204,10 +185,10 @@ func newTrap(t testing.TB) *trap {
 
 func (p *trap) path(name string) string { return filepath.Join(p.dir, name) }
 
-func (p *trap) untouched(s result) {
+func (p *trap) untouched(s *harness.Result) {
 	p.t.Helper()
 	after := entries(p.t, p.dir)
-	check.That(p.t, !strings.Contains(s.stdout+s.stderr, "do not touch"), "a link was read: %v", s)
+	check.That(p.t, !strings.Contains(string(s.Stdout)+string(s.Stderr), "do not touch"), "a link was read: %v", s)
 	check.That(p.t, slices.Equal(p.before, after), "a link was followed by %v:\n%q\n%q", s, p.before, after)
 }
 
@@ -249,30 +230,28 @@ func TestStatePlanted(t *testing.T) {
 					p.untouched(s)
 					// Without its lock a sandbox counts as lost, and its own supervisor ends it 300 ms after the start.
 					check.Require(t, !harness.Exited(b.PID) || file == "lock", "%s: the sandbox was ended by %v", what, s)
-					if s.code != 0 && !(file == "lock" && s.code == 137) { // 137 is its own code then
+					if s.ExitCode != 0 && !(file == "lock" && s.ExitCode == 137) { // 137 is its own code then
 						e.refused(s, 124, 125, 137)
 					}
 				}
 				s := e.do("kill", "--grace", "0", b.ID)
 				p.untouched(s)
-				check.That(t, s.code == 0 || file == "record.json" || file == "lock", "%s: want 0: %v", what, s)
+				check.That(t, s.ExitCode == 0 || file == "record.json" || file == "lock", "%s: want 0: %v", what, s)
 				if !harness.Exited(b.PID) {
-					if target, ok := b.strikeSupervisor(unix.SIGTERM); ok {
-						target.Close()
-					}
+					b.strikeSupervisor(unix.SIGTERM)
 					b.ended(3 * time.Second)
 				}
 				e.gone(settle)
 				reapZombies()
 				s = e.do("cleanup")
 				p.untouched(s)
-				if plant.name == "directory" && s.code != 0 {
+				if plant.name == "directory" && s.ExitCode != 0 {
 					// cleanup leaves an unexpected directory and says so.
 					_ = os.Remove(b.path(file))
 					_ = os.Remove(filepath.Join(e.state, "."+b.ID, file))
 					s = e.do("cleanup")
 				}
-				check.That(t, s.code == 0, "%s: %v", what, s)
+				check.That(t, s.ExitCode == 0, "%s: %v", what, s)
 				e.cleared()
 				check.Require(t, !t.Failed(), "that was %s", what)
 			}
@@ -306,12 +285,12 @@ func TestStatePlantedAbove(t *testing.T) {
 				for _, args := range commands(e) {
 					s := e.do(args...)
 					p.untouched(s)
-					if s.code == 0 {
+					if s.ExitCode == 0 {
 						continue
 					}
 					if args[0] != "cleanup" {
 						e.refused(s, 125)
-					} else if s.code != 125 || s.stdout == "" && s.stderr == "" {
+					} else if s.ExitCode != 125 || string(s.Stdout) == "" && string(s.Stderr) == "" {
 						t.Errorf("want 125 and a reason: %v", s)
 					}
 				}
@@ -364,8 +343,7 @@ func TestStateGarbageRecord(t *testing.T) {
 	stranger := newBystander(t)
 	texts := garbage()
 	for name, r := range badRecords(stranger.id) {
-		data := harness.JSON(t, r)
-		texts[name] = string(data)
+		texts[name] = string(harness.JSON(t, r))
 	}
 	all := everyCommand(forgedID)
 	i := 0
@@ -381,10 +359,10 @@ func TestStateGarbageRecord(t *testing.T) {
 			s := e.do(args...)
 			release()
 			check.Require(t, stranger.unharmed(), "%s: by %v", what, s)
-			if s.code != 0 {
+			if s.ExitCode != 0 {
 				e.refused(s, 125, 137)
 			}
-			check.That(t, !strings.ContainsAny(s.stdout+s.stderr, "\x1b\x07\r"), "%s: a terminal would obey that: %v", what, s)
+			check.That(t, !strings.ContainsAny(string(s.Stdout)+string(s.Stderr), "\x1b\x07\r"), "%s: a terminal would obey that: %v", what, s)
 			check.Require(t, !t.Failed(), "that was %s", what)
 		}
 	}
@@ -401,18 +379,15 @@ func TestStateGarbageFiles(t *testing.T) {
 			check.Must(t, os.WriteFile(b.path(file), []byte(text), 0o600))
 		}
 		for _, args := range [][]string{{"ps"}, {"inspect", "box"}, {"logs", "box"}, {"exec", "--timeout", lifetime, "box", "/bin/true"}, {"cleanup"}} {
-			s := e.do(args...)
 			want := 0
 			if args[0] == "exec" {
 				want = 125 // the PID namespace to enter is unknown
 			}
-			check.That(t, s.code == want, "%s: want %d: %v", what, want, s)
+			e.do(args...).Exits(t, want)
 		}
 		check.That(t, !harness.Exited(b.PID), "%s: the sandbox has ended", what)
 		// As a user does who cannot reach the sandbox otherwise.
-		if target, ok := b.strikeSupervisor(unix.SIGTERM); ok {
-			target.Close()
-		}
+		b.strikeSupervisor(unix.SIGTERM)
 		b.ended(3 * time.Second)
 		want := 143
 		if what == "null" || what == "object" {
@@ -430,18 +405,17 @@ func TestStateRemoved(t *testing.T) {
 	for _, what := range []string{"all", "its own"} {
 		t.Run(what, func(t *testing.T) {
 			e := newEnv(t)
-			b := e.start([]string{"--timeout", "0.6", "--name", "box"}, "sh", "-c", ": >/out/ran; setsid sleep 600 & while [ ! -e /out/full ]; do sleep 0.01; done; exec yes")
+			b := e.start([]string{"--timeout", "0.6", "--name", "box"}, floods...)
 			dir := e.state
 			if what != "all" {
 				dir = b.path("")
 			}
-			e.until(settle, "the removal", func() bool { return os.RemoveAll(dir) == nil }) // the supervisor may write to it
+			harness.Until(e.t, settle, "the removal", func() bool { return os.RemoveAll(dir) == nil }) // the supervisor may write to it
 			for _, args := range [][]string{{"inspect", "box"}, {"exec", b.ID, "true"}, {"kill", b.ID}, {"wait", b.ID}, {"logs", b.ID}} {
 				e.refused(e.do(args...), 125)
 			}
 			for _, args := range [][]string{{"ps"}, {"cleanup"}, {"kill", "--all"}} {
-				s := e.do(args...)
-				check.That(t, s.code == 0, "want 0: %v", s)
+				e.ok(args...)
 			}
 			b.ended(3 * time.Second)
 			e.gone(settle)
@@ -459,14 +433,14 @@ func TestSnapshotKilled(t *testing.T) {
 	dir := filepath.Join(e.out, "original")
 	check.Must(t, os.Mkdir(dir, 0o755))
 	flags := []string{"--name", "box", "--timeout", "20m", "--cwd", "none", "--overlay", dir + ":/data"}
-	if s := e.do("run", "--pids", "50", "true"); s.code == 0 {
+	if s := e.do("run", "--pids", "50", "true"); s.ExitCode == 0 {
 		flags = append(flags, "--pids", "50") // snapshot freezes it then
 	}
 	e.start(flags)
 	e.ok("exec", "box", "sh", "-c", "head -c 3000000 /dev/urandom >/data/big; mkdir /data/d; for i in 1 2 3 4 5 6 7 8 9; do echo $i >/data/d/$i; done")
-	sum := e.ok("exec", "box", "sh", "-c", "cat /data/big /data/d/* | sha256sum").stdout
+	sum := string(e.ok("exec", "box", "sh", "-c", "cat /data/big /data/d/* | sha256sum").Stdout)
 	archive := filepath.Join(e.top, "archive")
-	taken := e.ok("snapshot", "create", "box", "--name", "good").took
+	taken := e.ok("snapshot", "create", "box", "--name", "good").Elapsed
 	e.ok("snapshot", "export", "good", archive)
 	exports := filepath.Join(e.top, "exports")
 	check.Must(t, os.Mkdir(exports, 0o755))
@@ -495,13 +469,13 @@ func TestSnapshotKilled(t *testing.T) {
 		c, err := e.begin(args...)
 		check.Must(t, err)
 		at := time.Duration(mathrand.Int64N(int64(taken * 3 / 2)))
-		for time.Since(c.begin) < at && !c.over() {
+		for time.Since(c.Begin) < at && !c.Over() {
 		}
 		e.strikeWithin(c)
 		s := e.wait(c)
 		if there := e.listed(name); there {
 			names = append(names, name)
-		} else if s.code == 0 && args[0] == "snapshot" && args[1] != "export" {
+		} else if s.ExitCode == 0 && args[0] == "snapshot" && args[1] != "export" {
 			t.Errorf("it says that %s is there: %v", name, s)
 		}
 	}
@@ -521,13 +495,13 @@ func TestSnapshotKilled(t *testing.T) {
 	}
 	e.cleared()
 	s := e.ok("cleanup")
-	check.That(t, !strings.Contains(s.stdout, "layer") && !strings.Contains(s.stdout, "draft") && !strings.Contains(s.stdout, "tree"), "left: %s", s.stdout)
+	check.That(t, !strings.Contains(string(s.Stdout), "layer") && !strings.Contains(string(s.Stdout), "draft") && !strings.Contains(string(s.Stdout), "tree"), "left: %v", s)
 }
 
 // strikeWithin kills a command or one of its descendants.
-func (e *env) strikeWithin(c *call) {
-	pids := []int{c.pid}
-	for _, p := range harness.Below(c.pid) {
+func (e *env) strikeWithin(c *harness.Process) {
+	pids := []int{c.PID}
+	for _, p := range harness.Below(c.PID) {
 		pids = append(pids, p.PID)
 	}
 	pid := pids[mathrand.IntN(len(pids))]
@@ -536,7 +510,7 @@ func (e *env) strikeWithin(c *call) {
 		return // it has just exited
 	}
 	defer target.Close()
-	if pid == c.pid || slices.ContainsFunc(harness.Below(c.pid), func(p harness.Proc) bool { return p.PID == pid }) {
+	if pid == c.PID || slices.ContainsFunc(harness.Below(c.PID), func(p harness.Proc) bool { return p.PID == pid }) {
 		_ = target.Signal(unix.SIGKILL) // fails only if it has just exited
 	}
 }
@@ -544,7 +518,7 @@ func (e *env) strikeWithin(c *call) {
 // listed reports whether a snapshot exists.
 func (e *env) listed(name string) bool {
 	e.t.Helper()
-	for line := range strings.Lines(e.ok("snapshot", "ls").stdout) {
+	for line := range strings.Lines(string(e.ok("snapshot", "ls").Stdout)) {
 		if first, _, _ := strings.Cut(line, " "); first == name {
 			return true
 		}
@@ -563,5 +537,5 @@ func (e *env) verify(names []string, dir, sum string) {
 	}
 	last := names[len(names)-1]
 	e.start([]string{"--name", "restored", "--from", last, "--overlay", dir + ":/data"}) // it may have been imported
-	check.Equal(e.t, e.ok("exec", "restored", "sh", "-c", "cat /data/big /data/d/* | sha256sum").stdout, sum, "%s has", last)
+	check.Equal(e.t, string(e.ok("exec", "restored", "sh", "-c", "cat /data/big /data/d/* | sha256sum").Stdout), sum, "%s has", last)
 }

@@ -20,7 +20,7 @@ import (
 // begun starts a run, and returns when its command has created its file.
 func begun(t *testing.T, flags, payload []string) (*run, [roles]int) {
 	t.Helper()
-	r := start(t, options{}, slices.Concat(flags, payload)...)
+	r := start(t, harness.Options{}, slices.Concat(flags, payload)...)
 	var pids [roles]int
 	r.until("the command", func() bool {
 		pids = r.processes()
@@ -41,12 +41,12 @@ func stoppedBefore(t *testing.T, deadline time.Duration, victim int, flags ...st
 		r, pids := begun(t, append([]string{"--timeout", deadline.String()}, flags...), busy)
 		if r.hit(pids, victim, unix.SIGSTOP) {
 			r.stopped(pids[victim])
-			if time.Since(r.begin) < deadline {
+			if time.Since(r.Begin) < deadline {
 				return r, pids, deadline
 			}
 			r.hit(pids, victim, unix.SIGCONT)
 		}
-		r.wait()
+		r.Wait()
 	}
 	t.Fatalf("there is no %s", roleNames[victim])
 	return nil, [roles]int{}, 0
@@ -55,10 +55,7 @@ func stoppedBefore(t *testing.T, deadline time.Duration, victim int, flags ...st
 // stopped waits until a process is stopped.
 func (r *run) stopped(pid int) {
 	r.t.Helper()
-	r.until("a stop", func() bool {
-		p, ok := harness.ReadProc(pid)
-		return ok && p.State == "T"
-	})
+	r.until("a stop", func() bool { return harness.Stopped(pid) })
 }
 
 // A signal to sbxrun ends a run whose keeper, monitor, room or init was stopped during set-up, long before the limit of
@@ -67,26 +64,26 @@ func TestStoppedEarly(t *testing.T) {
 	for _, victim := range []int{roleKeeper, roleMonitor, roleRoom, roleInit} {
 		t.Run(roleNames[victim], func(t *testing.T) {
 			for range scaled(t, 4) {
-				r := start(t, options{}, append([]string{"--timeout", lifetime}, busy...)...)
+				r := start(t, harness.Options{}, append([]string{"--timeout", lifetime}, busy...)...)
 				var pids [roles]int
-				for !r.over() && pids[victim] == 0 {
+				for !r.Over() && pids[victim] == 0 {
 					pids = r.processes()
 				}
 				r.hit(pids, victim, unix.SIGSTOP)
 				r.signal(unix.SIGTERM)
 				r.briefly(10 * time.Second)
 				// Before sbxrun handles signals, a signal kills it, and the keeper ends the rest soon after.
-				r.killed = r.killed || r.cmd.ProcessState.ExitCode() < 0
-				o := r.wait()
-				check.That(t, o.code == 128+15 || o.signal == unix.SIGTERM, "want canceled: %v", o)
+				r.killed = r.killed || r.State().ExitCode() < 0
+				o := r.Wait()
+				check.That(t, o.ExitCode == 128+15 || o.Signal == unix.SIGTERM, "want canceled: %v", o)
 				within := 300 * time.Millisecond
 				if victim == roleKeeper {
 					within += 500 * time.Millisecond
-					if o.report != nil && o.report.Started {
+					if o.Report != nil && o.Report.Started {
 						within += harness.Scaled(5 * time.Second) // default of --proof-timeout
 					}
 				}
-				harness.Within(t, "the run", r.end.Sub(r.begin), 0, within)
+				harness.Within(t, "the run", o.Elapsed, 0, within)
 			}
 		})
 	}
@@ -102,18 +99,18 @@ func TestStoppedSelf(t *testing.T) {
 		if len(flags) > 0 {
 			low += 200 * time.Millisecond
 		}
-		harness.Within(t, "the command", time.Since(r.begin), low, low+300*time.Millisecond)
+		harness.Within(t, "the command", time.Since(r.Begin), low, low+300*time.Millisecond)
 		r.signal(unix.SIGCONT)
-		o := r.wait()
-		check.That(t, o.code == 124 && o.report != nil && o.report.Cause == "timeout" && o.report.Teardown.Verdict == "proven", "%v: want a proven timeout: %v", flags, o)
+		o := r.Wait()
+		check.That(t, o.ExitCode == 124 && o.Report != nil && o.Report.Cause == "timeout" && o.Report.Teardown.Verdict == "proven", "%v: want a proven timeout: %v", flags, o)
 	}
 
 	// It is killed while stopped.
 	r, _ := begun(t, nil, busy)
 	r.signal(unix.SIGSTOP)
-	r.stopped(r.pid)
+	r.stopped(r.PID)
 	r.signal(unix.SIGKILL)
-	r.wait()
+	r.Wait()
 }
 
 // The deadline holds while a process below sbxrun is stopped. A stopped keeper cannot give its part of the proof: after
@@ -141,21 +138,14 @@ func TestStopped(t *testing.T) {
 				if end.sig != 0 {
 					r.signal(end.sig)
 				}
-				select {
-				case <-r.exited:
-				case <-time.After(bound):
-					t.Errorf("sbxrun waits for a stopped process")
-				}
-				if end.sig != unix.SIGKILL {
-					o := r.result()
-					check.That(t, o.code == end.code && o.report != nil && o.report.Teardown.Verdict == "proven", "want %d, proven: %v", end.code, o)
-				}
+				o := r.result() // sbxrun does not wait for a stopped process
+				check.That(t, end.sig == unix.SIGKILL || o.ExitCode == end.code && o.Report != nil && o.Report.Teardown.Verdict == "proven", "want %d, proven: %v", end.code, o)
 				if end.sig == 0 && victim != roleKeeper {
-					harness.Within(t, "the run", r.end.Sub(r.begin), deadline, deadline+400*time.Millisecond)
+					harness.Within(t, "the run", o.Elapsed, deadline, deadline+400*time.Millisecond)
 				}
 				r.killed = r.killed || victim == roleKeeper && end.sig == unix.SIGKILL
 				_ = stopped.Signal(unix.SIGCONT) // fails only if it has exited
-				r.wait()
+				r.Wait()
 			})
 		}
 	}
@@ -166,9 +156,9 @@ func TestKilledPayload(t *testing.T) {
 	r, pids := begun(t, nil, busy)
 	r.until("a process that it will leave behind", func() bool { return len(harness.Below(pids[rolePayload])) > 0 })
 	check.Require(t, r.hit(pids, rolePayload, unix.SIGKILL), "there is no command")
-	o := r.wait()
-	check.That(t, o.code == 137 && o.report != nil && o.report.Cause == "signaled" && o.report.Payload != nil && o.report.Payload.Signal == "KILL", "want signaled: %v", o)
-	check.That(t, o.report == nil || o.report.Teardown.Strays != 0, "it had left a process behind: %v", o)
+	o := r.Wait()
+	o.Expect(t, 137, "signaled")
+	check.That(t, o.Report.Payload != nil && o.Report.Payload.Signal == "KILL" && o.Report.Teardown.Strays != 0, "want a signal, and the process that it had left behind: %v", o)
 }
 
 // When the proof timeout is shorter than the teardown, everything still exits and is reaped, by the keeper alone.
@@ -178,8 +168,8 @@ func TestUnprovenGoes(t *testing.T) {
 		r, _ := begun(t, []string{"--proof-timeout", "0.001"}, tree)
 		r.signal(unix.SIGTERM)
 		r.killed = true // the rest may take a moment to exit
-		o := r.wait()
-		check.That(t, o.code == 123 || o.code == 128+15, "want unproven, or in time: %v", o)
+		o := r.Wait()
+		check.That(t, o.ExitCode == 123 || o.ExitCode == 128+15, "want unproven, or in time: %v", o)
 	}
 }
 
@@ -190,16 +180,13 @@ func TestEndedLate(t *testing.T) {
 		script := fmt.Sprintf(": >/out/ran; sleep %v; exit 7", 2*deadline.Seconds())
 		r, pids := begun(t, []string{"--timeout", deadline.String(), "--grace", bound.String()}, []string{"sh", "-c", script})
 		r.hit(pids, roleSbxrun, unix.SIGSTOP)
-		r.stopped(r.pid)
-		early := time.Since(r.begin) < deadline
-		r.until("the command's end", func() bool {
-			p, ok := harness.ReadProc(pids[roleInit])
-			return !ok || p.State == "Z" || p.State == "X"
-		})
+		r.stopped(r.PID)
+		early := time.Since(r.Begin) < deadline
+		r.until("the command's end", func() bool { return harness.Exited(pids[roleInit]) })
 		r.signal(unix.SIGCONT)
-		if o := r.wait(); early {
-			check.That(t, o.code == 124 && o.report != nil && o.report.Cause == "timeout" && o.report.Payload != nil && o.report.Payload.ExitCode != nil && *o.report.Payload.ExitCode == 7,
-				"want a timeout, and what the command has returned: %v", o)
+		if o := r.Wait(); early {
+			o.Expect(t, 124, "timeout")
+			check.That(t, o.Report.Payload != nil && o.Report.Payload.ExitCode != nil && *o.Report.Payload.ExitCode == 7, "want what the command has returned: %v", o)
 			return
 		}
 	}
@@ -219,23 +206,22 @@ func TestUnprovenReturns(t *testing.T) {
 	}
 	begin := time.Now()
 	r.signal(unix.SIGTERM)
-	r.until("the end", r.over)
+	r.until("the end", r.Over)
 	took := time.Since(begin)
 	check.OK(t, unix.PtraceDetach(pids[rolePayload]), "let the command end")
 	r.killed = true // the rest may take a moment to exit
-	o := r.wait()
-	check.That(t, o.code == 123 && (!strings.Contains(o.stderr, "keeper") || !strings.Contains(o.stderr, "warning")), "want unproven, said once: %v", o)
+	o := r.Wait()
+	check.That(t, o.ExitCode == 123 && (!strings.Contains(string(o.Stderr), "keeper") || !strings.Contains(string(o.Stderr), "warning")), "want unproven, said once: %v", o)
 	check.That(t, took >= patience && took <= patience+max(patience, harness.Slack)/2, "sbxrun ended %v after it was told, with a proof timeout of %v", took, patience)
 }
 
 // sbxrun reports the command's exit at once, even while orphans arrive faster than init can reap them.
 func TestOrphansWithoutEnd(t *testing.T) {
 	lasting := harness.Scaled(4 * time.Second)
-	r := start(t, options{}, "--env", actEnv+"=breed", "--ro-bind", actor(t)+":/actor", "--seccomp", "off", "--timeout", (2 * lasting).String(), "--", "/actor", strconv.FormatInt(lasting.Milliseconds(), 10))
-	o := r.wait()
-	check.That(t, o.code == 7, "want 7: %v", o)
-	took := r.end.Sub(r.begin)
-	check.That(t, took <= lasting*3/4, "its end was told after %v; for %v there were orphans", took, lasting)
+	r := start(t, harness.Options{}, "--env", actEnv+"=breed", "--ro-bind", actor(t)+":/actor", "--seccomp", "off", "--timeout", (2 * lasting).String(), "--", "/actor", strconv.FormatInt(lasting.Milliseconds(), 10))
+	o := r.Wait()
+	o.Exits(t, 7)
+	check.That(t, o.Elapsed <= lasting*3/4, "its end was told after %v; for %v there were orphans", o.Elapsed, lasting)
 }
 
 // breed is a payload that exits soon and leaves processes. These create children of init without
@@ -284,7 +270,7 @@ func sleepUntil(at unix.Timespec) {
 
 const atOnce = 128 // children of one maker at a time
 
-// maker is a process that was forked without an exec, like a [warrior].
+// maker is an [orphaned] process.
 type maker struct {
 	children [atOnce]uintptr // PIDs in init's namespace
 	begin    unix.Timespec
@@ -293,12 +279,8 @@ type maker struct {
 }
 
 func (m *maker) fork() {
-	if pid, _, _ := syscall.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0); pid != 0 {
+	if !orphaned() {
 		return
-	}
-	syscall.RawSyscall(unix.SYS_SETSID, 0, 0, 0)
-	if pid, _, _ := syscall.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0); pid != 0 {
-		syscall.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0)
 	}
 	sleepUntil(m.begin)
 	for i := 0; m.now.Nano() < m.end; {

@@ -19,7 +19,7 @@ import (
 func (e *env) together() time.Duration {
 	e.t.Helper()
 	const idle = 15 * time.Millisecond
-	return max(idle, 3*e.ok("run", "true").took/2)
+	return max(idle, 3*e.ok("run", "true").Elapsed/2)
 }
 
 // When sbxrun and its keeper are killed at once, no one is left to end the rest. The command still never runs on,
@@ -78,12 +78,12 @@ func (e *env) strikeTogether(how pair, after time.Duration) (met int) {
 	}
 	c, err := e.begin(append(args, busy...)...)
 	check.Must(e.t, err)
-	sbxrun := c.pid
+	sbxrun := c.PID
 	var pids [roles]int
 	var stopped *harness.Target
-	for !c.over() && (time.Since(c.begin) < after || how.stop != 0) && time.Since(c.begin) < bound {
-		if how.start && sbxrun == c.pid {
-			if below := harness.Children(c.pid); len(below) > 0 {
+	for !c.Over() && (time.Since(c.Begin) < after || how.stop != 0) && time.Since(c.Begin) < bound {
+		if how.start && sbxrun == c.PID {
+			if below := harness.Children(c.PID); len(below) > 0 {
 				sbxrun = below[0]
 			}
 		}
@@ -95,8 +95,7 @@ func (e *env) strikeTogether(how pair, after time.Duration) (met int) {
 		}
 		runtime.Gosched()
 	}
-	pids = family(sbxrun)
-	e.rememberAll(pids)
+	pids = e.family(sbxrun)
 	if stopped != nil {
 		defer stopped.Close()
 	}
@@ -121,7 +120,7 @@ func (e *env) strikeTogether(how pair, after time.Duration) (met int) {
 	check.Must(e.t, first.Signal(unix.SIGKILL))
 	check.Must(e.t, second.Signal(unix.SIGKILL))
 	e.wait(c)
-	e.until(settle, "the end of both", func() bool { return supervisor.Ended() && keeper.Ended() })
+	harness.Until(e.t, settle, "the end of both", func() bool { return supervisor.Ended() && keeper.Ended() })
 	return 1
 }
 
@@ -150,7 +149,7 @@ func (e *env) abandoned(commands *int) int {
 	check.That(e.t, len(found) == 0, "%d processes are left beside the rooms:\n%s", len(found), harness.List(found))
 	before := e.logged()
 	s := e.ok("cleanup")
-	check.That(e.t, !strings.Contains(s.stdout, "failed"), "%v", s)
+	check.That(e.t, !strings.Contains(string(s.Stdout), "failed"), "%v", s)
 	// An abandoned room does not exit by itself.
 	e.gone(settle)
 	reapZombies()
@@ -158,7 +157,7 @@ func (e *env) abandoned(commands *int) int {
 		*commands++
 		e.t.Errorf("a command went on: its log has grown from %d to %d bytes", before, after)
 	}
-	return strings.Count(s.stdout, "held-init")
+	return strings.Count(string(s.Stdout), "held-init")
 }
 
 // logged returns how much the payloads have written.

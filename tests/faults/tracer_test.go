@@ -13,10 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tracerEnv turns the test binary into a tracer. "VICTIM N" is the role and the number of the stop
-// at which it is killed; every system call stops twice, before and after it. With "VICTIM N QUIT"
-// the victim gets SIGQUIT instead, and stops before it has its own handler (internal/quit) do not
-// count.
+// tracerEnv turns the test binary into a tracer. "VICTIM N" is the role and the number of the stop at which it is
+// killed; every system call stops twice, before and after it. With "VICTIM N QUIT" the victim gets SIGQUIT instead, and
+// stops before it has its own handler (internal/quit) do not count.
 const tracerEnv = "SBXRUN_FAULTS_TRACER"
 
 // tracerStops is the file to which the tracer writes the number of the victim's stops.
@@ -148,9 +147,8 @@ func (tr *tracer) loop() error {
 	}
 }
 
-// first resumes a new task. The tracer follows threads, and forks that lead to the victim. It
-// detaches from everything else, also from the SIGSTOP with which a traced process is born and
-// which would outlive the tracer.
+// first resumes a new task. The tracer follows threads, and forks that lead to the victim. It detaches from everything
+// else, also from the SIGSTOP with which a traced process is born and which would outlive the tracer.
 func (tr *tracer) first(pid int, t *task) {
 	options := unix.PTRACE_O_TRACECLONE | unix.PTRACE_O_TRACESYSGOOD
 	switch {
@@ -209,8 +207,7 @@ func handlesQuit(pid int) bool {
 	return errno == 0 && info.op == entry && info.number == unix.SYS_RT_SIGACTION && info.args[0] == uint64(unix.SIGQUIT) && info.args[1] != 0 && info.args[2] != 0
 }
 
-// born records a new task: a thread of the same process, or the next process that this one
-// creates.
+// born records a new task: a thread of the same process, or the next process that this one creates.
 func (tr *tracer) born(child int, parent *task, event int, early map[int]bool) {
 	t := &task{role: parent.role, process: parent.process, births: parent.births}
 	if event != unix.PTRACE_EVENT_CLONE {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -384,12 +385,21 @@ func disown(pid int) {
 
 // StartCommand starts a command that the caller waits for; see [Register].
 func StartCommand(cmd *exec.Cmd) (done func(), err error) {
-	return Register(func() (int, error) {
-		if err := cmd.Start(); err != nil {
-			return 0, err
-		}
-		return cmd.Process.Pid, nil
-	})
+	return Register(func() (int, error) { return StartBare(cmd) })
+}
+
+// StartBare starts a command without ambient capabilities, which the parts of TestSoak have. They belong to a thread,
+// and a child inherits those of the thread that forks.
+func StartBare(cmd *exec.Cmd) (pid int, err error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0); err != nil {
+		return 0, err
+	}
+	if err := cmd.Start(); err != nil {
+		return 0, err
+	}
+	return cmd.Process.Pid, nil
 }
 
 // orphans returns the children that the harness has not started: sbxrun abandoned them. With

@@ -72,17 +72,17 @@ type Result struct {
 type Process struct {
 	PID    int
 	Marker string
+	Begin  time.Time
 
 	t       T
 	o       Options
 	cmd     *exec.Cmd
-	begin   time.Time
 	dir     string // directory with report and TMPDIR
 	outputs [2]*output
+	files   [2]string // stdout and stderr of a launched command
 
-	exited chan struct{} // closed after the fields below are set
+	exited chan struct{} // closed after exit is set
 	exit   time.Time
-	err    error
 
 	watched chan struct{} // closed when the search for the namespace ends
 	ns      uint64        // valid after watched is closed
@@ -114,16 +114,49 @@ func TryStart(t T, o Options, args ...string) (*Process, error) {
 	if err := os.Mkdir(tmp, 0o700); err != nil {
 		return nil, err
 	}
-	words := append(slices.Clone(o.Wrap), Binary(t))
-	words = append(words, p.arguments(args)...)
-	p.cmd = exec.Command(words[0], words[1:]...)
-	p.cmd.Dir = o.Dir
 	if o.Dir == "" {
-		p.cmd.Dir = Dir(t)
+		p.o.Dir = Dir(t)
 	}
-	p.cmd.Env = append([]string{"PATH=" + Path, "HOME=/nonexistent", "LANG=C.UTF-8", Bwrap(), "TMPDIR=" + tmp, MarkerName + "=" + p.Marker}, o.Env...)
-	p.cmd.ExtraFiles, p.cmd.SysProcAttr = o.ExtraFiles, o.Attr
+	p.o.Env = append([]string{"TMPDIR=" + tmp, MarkerName + "=" + p.Marker}, o.Env...)
+	if o.inside != nil {
+		p.before = o.inside.members()
+	}
+	if err := p.start(append([]string{Binary(t)}, p.arguments(args)...)); err != nil {
+		return nil, err
+	}
+	if o.others {
+		close(p.watched) // processes below it may be in namespaces of other sandboxes
+	} else {
+		go p.watch()
+	}
+	return p, nil
+}
 
+// Launch starts a command whose processes the test kills and stops itself: Wait waits for the command, and asserts
+// nothing but the time limit. Its output goes to the files name.out and name.err, unless Options has others, because a
+// stopped process may keep a pipe open.
+func Launch(t T, name string, o Options, words ...string) (*Process, error) {
+	t.Helper()
+	p := &Process{t: t, o: o, exited: make(chan struct{}), files: [2]string{name + ".out", name + ".err"}}
+	for i, file := range []**os.File{&p.o.Stdout, &p.o.Stderr} {
+		if *file != nil {
+			continue
+		}
+		f, err := os.Create(p.files[i])
+		if err != nil {
+			return nil, err
+		}
+		defer f.Close()
+		*file = f
+	}
+	return p, p.start(words)
+}
+
+func (p *Process) start(words []string) error {
+	words = slices.Concat(p.o.Wrap, words)
+	p.cmd = exec.Command(words[0], words[1:]...)
+	p.cmd.Dir, p.cmd.ExtraFiles, p.cmd.SysProcAttr = p.o.Dir, p.o.ExtraFiles, p.o.Attr
+	p.cmd.Env = append([]string{"PATH=" + Path, "HOME=/nonexistent", "LANG=C.UTF-8", Bwrap()}, p.o.Env...)
 	mine, err := p.connect()
 	defer func() {
 		for _, f := range mine {
@@ -131,29 +164,21 @@ func TryStart(t T, o Options, args ...string) (*Process, error) {
 		}
 	}()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if o.inside != nil {
-		p.before = o.inside.members()
-	}
-	p.begin = time.Now()
+	p.Begin = time.Now()
 	done, err := StartCommand(p.cmd)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	p.PID = p.cmd.Process.Pid
 	go func() {
-		p.err = p.cmd.Wait()
+		_ = p.cmd.Wait() // sets ProcessState
 		p.exit = time.Now()
 		done()
 		close(p.exited)
 	}()
-	if o.others {
-		close(p.watched) // processes below it may be in namespaces of other sandboxes
-	} else {
-		go p.watch()
-	}
-	return p, nil
+	return nil
 }
 
 // Path is the PATH of a run: the directories of the distribution.
@@ -287,6 +312,19 @@ func (p *Process) Kill() {
 
 func (p *Process) Exited() <-chan struct{} { return p.exited }
 
+// Over reports whether the process that was started has exited and was reaped.
+func (p *Process) Over() bool {
+	select {
+	case <-p.exited:
+		return true
+	default:
+		return false
+	}
+}
+
+// State is how the process ended, nil before.
+func (p *Process) State() *os.ProcessState { return p.cmd.ProcessState }
+
 // The processes of a run, from the outside in.
 const (
 	RoleKeeper  = 1 // child of sbxrun
@@ -331,11 +369,7 @@ func (p *Process) Role(role int) *Target {
 	p.t.Helper()
 	var target *Target
 	Until(p.t, p.bound(), "process "+strconv.Itoa(role)+" of the run", func() bool {
-		select {
-		case <-p.exited:
-			p.t.Fatalf("sbxrun ended before process %d of the run was seen", role)
-		default:
-		}
+		check.Require(p.t, !p.Over(), "sbxrun ended before process %d of the run was seen", role)
 		pid := p.role(role)
 		if pid == 0 {
 			return false
@@ -387,7 +421,7 @@ func InTime(t T, d time.Duration, text string, start func(timeout string) *Proce
 	}
 	for ; ; d *= 2 {
 		p := start(d.String())
-		if p.outputs[0].waitFor(text, p.begin.Add(d/2)) {
+		if p.outputs[0].waitFor(text, p.Begin.Add(d/2)) {
 			return p, d
 		}
 		r := p.Wait()
@@ -407,9 +441,17 @@ func Longer(t T, d time.Duration, try func(d time.Duration) bool) {
 	}
 }
 
-func (p *Process) Output() string { return p.outputs[0].String() }
+func (p *Process) Output() string { return p.printed(0) }
 
-func (p *Process) ErrorOutput() string { return p.outputs[1].String() }
+func (p *Process) ErrorOutput() string { return p.printed(1) }
+
+func (p *Process) printed(i int) string {
+	if p.outputs[i] != nil {
+		return p.outputs[i].String()
+	}
+	text, _ := os.ReadFile(p.files[i]) // absent if Options has another
+	return string(text)
+}
 
 func (p *Process) bound() time.Duration {
 	if p.o.Bound > 0 {
@@ -452,14 +494,24 @@ func Command(t T, cmd *exec.Cmd, bound time.Duration) (string, error) {
 //   - nothing was left to sbxrun's parent, not even a zombie;
 //   - no file but the report is left, and no cgroup;
 //   - the report is consistent and has the same exit code.
+//
+// Only the first of these holds for a launched command.
 func (p *Process) Wait() *Result {
 	p.t.Helper()
 	select {
 	case <-p.exited:
 	case <-time.After(p.bound()):
-		p.t.Errorf("sbxrun still runs after %v and is killed now; below it:\n%s", p.bound(), List(Below(p.PID)))
+		p.t.Errorf("%.120q still runs after %v and is killed now; below it:\n%s%s", p.cmd.Args, p.bound(), Stuck(p.PID), List(Below(p.PID)))
 		p.Kill()
 		<-p.exited
+	}
+	r := &Result{ExitCode: p.cmd.ProcessState.ExitCode(), Elapsed: p.exit.Sub(p.Begin), Ended: p.exit, args: p.cmd.Args}
+	if ws, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
+		r.Signal = ws.Signal()
+	}
+	if p.files[0] != "" {
+		r.Stdout, r.Stderr = []byte(p.Output()), []byte(p.ErrorOutput())
+		return r
 	}
 	if p.o.handover != nil {
 		p.o.handover(string(p.drain(0, &Result{})))
@@ -468,12 +520,6 @@ func (p *Process) Wait() *Result {
 	p.gone()
 	if p.o.inside != nil {
 		p.o.inside.unchanged(p.before)
-	}
-	r := &Result{Elapsed: p.exit.Sub(p.begin), Ended: p.exit, args: p.cmd.Args}
-	state := p.cmd.ProcessState
-	r.ExitCode = state.ExitCode()
-	if ws, ok := state.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
-		r.Signal = ws.Signal()
 	}
 	r.Stdout, r.Stderr = p.drain(0, r), p.drain(1, r)
 	if left := orphansBy(p.Marker, time.Now().Add(reap)); len(left) > 0 {
@@ -601,8 +647,12 @@ func (r *Result) ErrLines(t T, n int) *Result {
 
 func (r *Result) assert(t T, ok bool, want string, args ...any) *Result {
 	t.Helper()
-	check.That(t, ok, "%.500q: want %s; exit code %d (signal %v), stdout %.500q, stderr %.2000q", r.args, fmt.Sprintf(want, args...), r.ExitCode, r.Signal, r.Stdout, r.Stderr)
+	check.That(t, ok, "want %s: %v", fmt.Sprintf(want, args...), r)
 	return r
+}
+
+func (r *Result) String() string {
+	return fmt.Sprintf("%.500q: exit code %d (signal %v), stdout %.500q, stderr %.2000q, report %.2000s", r.args, r.ExitCode, r.Signal, r.Stdout, r.Stderr, r.Report.Raw())
 }
 
 // Within asserts that a measured time is at least low, and at most high plus Slack.

@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -358,8 +357,7 @@ func TestNamed(t *testing.T) {
 	// The command ends when the refusal is on record, a moment after it.
 	inside := func(script, host string) func(harness.Options) *harness.Process {
 		return func(o harness.Options) *harness.Process {
-			r, w, err := os.Pipe()
-			check.Must(t, err)
+			r, w := harness.Pipe(t)
 			o.Stdin = r
 			p := b.StartExec(o, nil, "sh", "-c", script+"; read x; true")
 			r.Close()
