@@ -2,7 +2,6 @@ package main
 
 import (
 	"bufio"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -23,16 +22,13 @@ import (
 )
 
 // plain returns the bwrap command for sbxrun's policy without flags, to be started without sbxrun.
-func plain(command ...string) (*exec.Cmd, *room.Plan, error) {
-	plan, err := room.Prepare(room.Policy{Command: command}, room.Caller{
-		Path: os.Getenv("PATH"), Home: os.Getenv("HOME"), UID: os.Geteuid(), GID: os.Getegid()})
-	if err != nil {
-		return nil, nil, err
-	}
+func plain(command ...string) (*exec.Cmd, *room.Plan) {
+	plan := got(room.Prepare(room.Policy{Command: command}, room.Caller{
+		Path: os.Getenv("PATH"), Home: os.Getenv("HOME"), UID: os.Geteuid(), GID: os.Getegid()}))
 	p := plan.Plain()
 	if len(p.Staged) > 0 {
 		plan.Close()
-		return nil, nil, errors.New("a plan with sources that only root can reach has no plain command")
+		fail("a plan with sources that only root can reach has no plain command")
 	}
 	if p.Filter != nil {
 		p.Options = append(p.Options, "--seccomp", strconv.Itoa(room.FirstCopy+len(p.Copies)))
@@ -41,147 +37,115 @@ func plain(command ...string) (*exec.Cmd, *room.Plan, error) {
 	cmd := exec.CommandContext(ctx, plan.Program.Path, append(append(p.Options, "--"), command...)...)
 	cmd.Env, cmd.Stderr, cmd.ExtraFiles = []string{}, os.Stderr, make([]*os.File, room.FirstCopy-3)
 	for _, c := range p.Copies {
-		f, err := helper.TextFile("copy", string(c.Data))
-		if err != nil {
-			plan.Close()
-			return nil, nil, err
-		}
-		cmd.ExtraFiles = append(cmd.ExtraFiles, f)
+		cmd.ExtraFiles = append(cmd.ExtraFiles, got(helper.TextFile("copy", string(c.Data))))
 	}
 	if cred := plan.Cred(); cred != nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: cred.UID, Gid: cred.GID}}
 	}
-	return cmd, plan, nil
+	return cmd, plan
 }
 
 // inPlain measures such a command.
-func inPlain(measure func(*exec.Cmd) (time.Duration, error), command ...string) (time.Duration, error) {
-	cmd, plan, err := plain(command...)
-	if err != nil {
-		return 0, err
-	}
+func inPlain(measure func(*exec.Cmd) time.Duration, command ...string) time.Duration {
+	cmd, plan := plain(command...)
 	defer plan.Close()
 	return measure(cmd)
 }
 
 // elapsed returns the time from the start of a process to its exit.
-func elapsed(cmd *exec.Cmd) (time.Duration, error) {
+func elapsed(cmd *exec.Cmd) time.Duration {
 	if cmd.Stderr == nil {
 		cmd.Stderr = os.Stderr
 	}
 	begin := time.Now()
-	err := cmd.Run()
-	return time.Since(begin), err
+	must(cmd.Run())
+	return time.Since(begin)
 }
 
 // told returns the time that a process has measured itself.
-func told(cmd *exec.Cmd) (time.Duration, error) {
+func told(cmd *exec.Cmd) time.Duration {
 	cmd.Stderr = os.Stderr
-	out, err := cmd.Output()
-	if err != nil {
-		return 0, err
-	}
-	return time.ParseDuration(strings.TrimSpace(string(out)))
+	return got(time.ParseDuration(strings.TrimSpace(string(got(cmd.Output())))))
 }
 
-func startup(builds []*build) error {
+func startup(builds []*build) {
 	var variants []variant
 	for _, b := range builds {
-		variants = append(variants, variant{b.letter, b.name, func() (time.Duration, error) { return elapsed(b.command("true")) }})
+		variants = append(variants, variant{b.letter, b.name, func() time.Duration { return elapsed(b.command("true")) }})
 	}
 	variants = append(variants,
-		variant{"C", "bwrap alone", func() (time.Duration, error) { return inPlain(elapsed, "true") }},
-		variant{"D", "a Go program around it", func() (time.Duration, error) { return inPlain(elapsedAround, "true") }})
-	_, err := compare("startup", "sbxrun true, from start to exit; C is the same sandbox, D the smallest Go program that starts it and waits", rounds(100), 5, variants)
-	return err
+		variant{"C", "bwrap alone", func() time.Duration { return inPlain(elapsed, "true") }},
+		variant{"D", "a Go program around it", func() time.Duration { return inPlain(elapsedAround, "true") }})
+	compare("startup", "sbxrun true, from start to exit; C is the same sandbox, D the smallest Go program that starts it and waits", rounds(100), 5, variants)
 }
 
 // elapsedAround is elapsed for the smallest Go program that runs a command.
-func elapsedAround(cmd *exec.Cmd) (time.Duration, error) {
+func elapsedAround(cmd *exec.Cmd) time.Duration {
 	program := filepath.Join(filepath.Dir(self), "around")
 	if _, err := os.Stat(program); err != nil {
-		return 0, fmt.Errorf("./setup.sh bench builds it: %w", err)
+		fail("./setup.sh bench builds it: %w", err)
 	}
 	a := exec.CommandContext(ctx, program, slices.Concat([]string{strconv.Itoa(3 + len(cmd.ExtraFiles)), cmd.Path}, cmd.Args)...)
 	a.Env, a.ExtraFiles, a.SysProcAttr, a.Stderr = cmd.Env, cmd.ExtraFiles, cmd.SysProcAttr, cmd.Stderr
 	return elapsed(a)
 }
 
-func execs(builds []*build) error {
+func execs(builds []*build) {
 	var variants []variant
 	var before []weight
 	for _, b := range builds {
-		if err := b.start(1); err != nil {
-			return err
-		}
+		b.start(1)
 		defer b.end()
 		before = append(before, weigh(b.supervisors))
-		variants = append(variants, variant{b.letter, b.name, func() (time.Duration, error) { return elapsed(b.command("exec", sandboxName(0), "true")) }})
+		variants = append(variants, variant{b.letter, b.name, func() time.Duration { return elapsed(b.command("exec", sandboxName(0), "true")) }})
 	}
-	variants = append(variants, variant{"C", "bwrap, a new sandbox", func() (time.Duration, error) {
+	variants = append(variants, variant{"C", "bwrap, a new sandbox", func() time.Duration {
 		return elapsed(exec.CommandContext(ctx, "bwrap", "--unshare-all", "--ro-bind", "/", "/", "true"))
-	}}, variant{"D", "a Go program around nsenter", func() (time.Duration, error) {
-		room, err := roomBelow(builds[0].supervisors[0])
-		if err != nil {
-			return 0, err
-		}
-		enter, err := exec.LookPath("nsenter")
-		if err != nil {
-			return 0, err
-		}
+	}}, variant{"D", "a Go program around nsenter", func() time.Duration {
+		room := roomBelow(builds[0].supervisors[0])
+		enter := got(exec.LookPath("nsenter"))
 		return elapsedAround(exec.CommandContext(ctx, enter, "--target", strconv.Itoa(room), "--user", "--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup", "--preserve-credentials", "true"))
 	}})
 	what := "sbxrun exec SANDBOX true, from start to exit; C is bwrap --unshare-all --ro-bind / / true, D the smallest Go program that has nsenter run true in the sandbox: no init and no proof, but one program more to load"
-	if _, err := compare("exec", what, rounds(100), 5, variants); err != nil {
-		return err
-	}
+	compare("exec", what, rounds(100), 5, variants)
 	for i, b := range builds {
 		fmt.Printf("  %s  the sandbox before: %v\n     and after:          %v\n", b.letter, before[i], weigh(b.supervisors))
 		for _, args := range [][]string{{"exec", sandboxName(0)}, nil} {
-			w, err := b.weighRunning(args...)
-			if err != nil {
-				return err
-			}
-			fmt.Printf("     what sbxrun %s takes while its command waits, the command apart: %v\n", strings.Join(append(args, "COMMAND"), " "), w)
+			fmt.Printf("     what sbxrun %s takes while its command waits, the command apart: %v\n", strings.Join(append(args, "COMMAND"), " "), b.weighRunning(args...))
 		}
 	}
 	fmt.Println()
-	return nil
 }
 
 // roomBelow returns PID 1 of a supervisor's sandbox.
-func roomBelow(supervisor int) (int, error) {
+func roomBelow(supervisor int) int {
 	for _, p := range proc.Descendants(supervisor, 10) {
 		if p.Comm == "sbxrun-room" {
-			return p.PID, nil
+			return p.PID
 		}
 	}
-	return 0, errors.New("the sandbox has no PID 1")
+	fail("the sandbox has no PID 1")
+	return 0
 }
 
 // weighRunning weighs an sbxrun and its descendants while its command waits, without the command.
-func (b *build) weighRunning(args ...string) (weight, error) {
+func (b *build) weighRunning(args ...string) weight {
 	cmd := b.command(append(args, "sh", "-c", "echo ready; read x; exit 0")...)
 	cmd.Stderr = os.Stderr
-	in, out, err := piped(cmd)
-	if err != nil {
-		return weight{}, err
-	}
-	_, err = out.ReadString('\n')
+	in, out := piped(cmd)
+	got(out.ReadString('\n'))
 	time.Sleep(rest) // sbxrun has released what only the start needs
 	w := weigh([]int{cmd.Process.Pid}, "sh")
 	in.Close()
-	return w, errors.Join(err, cmd.Wait())
+	must(cmd.Wait())
+	return w
 }
 
 // piped starts a command with pipes for stdin and stdout.
-func piped(cmd *exec.Cmd) (in io.WriteCloser, out *bufio.Reader, err error) {
-	in, inErr := cmd.StdinPipe()
-	from, outErr := cmd.StdoutPipe()
-	if err := errors.Join(inErr, outErr); err != nil {
-		return nil, nil, err
-	}
-	return in, bufio.NewReader(from), cmd.Start()
+func piped(cmd *exec.Cmd) (in io.WriteCloser, out *bufio.Reader) {
+	in, out = got(cmd.StdinPipe()), bufio.NewReader(got(cmd.StdoutPipe()))
+	must(cmd.Start())
+	return in, out
 }
 
 // rest is how long a tree is idle before it is ended, because processes that were just started are
@@ -193,43 +157,37 @@ func tree(n int) []string {
 	return []string{"sh", "-c", fmt.Sprintf("i=0; while [ $i -lt %d ]; do sleep 600 & i=$((i+1)); done; echo ready; wait", n)}
 }
 
-func teardown(builds []*build) error {
+func teardown(builds []*build) {
 	for _, field := range strings.Split(*trees, ",") {
-		n, err := strconv.Atoi(field)
-		if err != nil {
-			return err
-		}
+		n := got(strconv.Atoi(field))
 		var variants []variant
 		for _, b := range builds {
 			timeout := rest + 200*time.Millisecond + time.Duration(n)*time.Millisecond
-			variants = append(variants, variant{b.letter, b.name, func() (time.Duration, error) { return b.endTree(n, &timeout) }})
+			variants = append(variants, variant{b.letter, b.name, func() time.Duration { return b.endTree(n, &timeout) }})
 		}
 		variants = append(variants,
-			variant{"C", "kill of init by pidfd", func() (time.Duration, error) { return killTree(n) }},
-			variant{"D", "a Go program around that", func() (time.Duration, error) { return holdTree(n) }})
+			variant{"C", "kill of init by pidfd", func() time.Duration { return killTree(n) }},
+			variant{"D", "a Go program around that", func() time.Duration { return holdTree(n) }})
 		pairs := 10
 		if n > 1000 {
 			pairs = 5
 		}
 		what := fmt.Sprintf("a tree of %d, from the deadline to the exit of sbxrun; C is a pidfd kill of bwrap's PID 1 until its end, D the exit of a Go program that does this and reaps bwrap", n)
-		if _, err := compare(fmt.Sprintf("teardown %d", n), what, rounds(pairs), 1, variants); err != nil {
-			return err
-		}
+		compare(fmt.Sprintf("teardown %d", n), what, rounds(pairs), 1, variants)
 	}
-	return nil
 }
 
 // complete waits until a tree is complete.
-func complete(root, n int, out *bufio.Reader, until time.Time) error {
-	if line, err := out.ReadString('\n'); err != nil || line != "ready\n" {
-		return fmt.Errorf("the tree said %q: %w", line, err)
+func complete(root, n int, out *bufio.Reader, until time.Time) {
+	if line := got(out.ReadString('\n')); line != "ready\n" {
+		fail("the tree said %q", line)
 	}
-	return settled(root, n, until)
+	settled(root, n, until)
 }
 
 // settled waits until n processes below root execute sleep.
-func settled(root, n int, until time.Time) error {
-	return measure.Until(ctx, fmt.Sprintf("%d processes", n), until, func() bool { return countBelow(root, "sleep") == n })
+func settled(root, n int, until time.Time) {
+	must(measure.Until(ctx, fmt.Sprintf("%d processes", n), until, func() bool { return countBelow(root, "sleep") == n }))
 }
 
 // endTree returns the time from a tree's deadline to sbxrun's exit. If the tree was not complete
@@ -239,29 +197,25 @@ func settled(root, n int, until time.Time) error {
 // reports when it started (started_at, in whole milliseconds, so half of one is added) and how
 // long after that it released the command (setup_ms). That is exact to half a millisecond, and
 // unbiased.
-func (b *build) endTree(n int, timeout *time.Duration) (time.Duration, error) {
+func (b *build) endTree(n int, timeout *time.Duration) time.Duration {
 	for range 8 {
-		took, left, err := b.runTree(n, *timeout)
-		if err != nil || ctx.Err() != nil {
-			return 0, err
-		}
+		took, left := b.runTree(n, *timeout)
+		must(ctx.Err())
 		if left >= rest {
 			*timeout -= max(0, left-2*rest)
-			return took, nil
+			return took
 		}
 		*timeout += *timeout/2 + rest
 	}
-	return 0, fmt.Errorf("a tree of %d was not complete in %v", n, *timeout)
+	fail("a tree of %d was not complete in %v", n, *timeout)
+	return 0
 }
 
 // runTree also returns for how long the tree was complete at the deadline; negative if it was not.
-func (b *build) runTree(n int, timeout time.Duration) (took, left time.Duration, err error) {
+func (b *build) runTree(n int, timeout time.Duration) (took, left time.Duration) {
 	cmd := b.command(append([]string{"--quiet", "--timeout", timeout.String(), "--proof-timeout", "60", "--report", "fd:3"}, tree(n)...)...)
 	cmd.Stderr = os.Stderr
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return 0, 0, err
-	}
+	out := got(cmd.StdoutPipe())
 	var begin, there, end time.Time
 	var treeErr, waitErr error
 	var rep struct {
@@ -272,43 +226,33 @@ func (b *build) runTree(n int, timeout time.Duration) (took, left time.Duration,
 			Verdict string `json:"verdict"`
 		} `json:"teardown"`
 	}
-	if err := withReport(cmd, &rep, func() {
+	withReport(cmd, &rep, func() {
 		begin = time.Now()
-		treeErr = complete(cmd.Process.Pid, n, bufio.NewReader(out), begin.Add(timeout))
+		treeErr = caught(func() { complete(cmd.Process.Pid, n, bufio.NewReader(out), begin.Add(timeout)) })
 		there = time.Now()
 		waitErr = cmd.Wait()
 		end = time.Now()
-	}); err != nil {
-		return 0, 0, err
-	}
+	})
 	if rep.Cause != "timeout" || rep.Verdict.Verdict != "proven" || cmd.ProcessState.ExitCode() != 124 {
-		return 0, 0, fmt.Errorf("cause %s, verdict %s, %v", rep.Cause, rep.Verdict.Verdict, waitErr)
+		fail("cause %s, verdict %s, %v", rep.Cause, rep.Verdict.Verdict, waitErr)
 	}
 	// Use the wall clock until the Go runtime reaches main, and the monotonic clock from there.
 	toMain := rep.StartedAt.Sub(begin) + time.Millisecond/2
 	deadline := begin.Add(toMain + time.Duration(rep.Setup*float64(time.Millisecond)) + timeout)
 	if treeErr != nil {
-		return 0, -1, nil
+		return 0, -1
 	}
-	return end.Sub(deadline), deadline.Sub(there), nil
+	return end.Sub(deadline), deadline.Sub(there)
 }
 
 // killTree returns the time from a kill of PID 1 of the same tree in plain bwrap until its pidfd
 // is readable, when the kernel has ended and reaped all other processes.
-func killTree(n int) (time.Duration, error) {
-	return inPlain(func(cmd *exec.Cmd) (time.Duration, error) {
-		_, out, err := piped(cmd)
-		if err != nil {
-			return 0, err
-		}
+func killTree(n int) time.Duration {
+	return inPlain(func(cmd *exec.Cmd) time.Duration {
+		_, out := piped(cmd)
 		defer reap(cmd)
-		if err := complete(cmd.Process.Pid, n, out, time.Now().Add(time.Minute)); err != nil {
-			return 0, err
-		}
-		init, err := initOf(cmd)
-		if err != nil {
-			return 0, err
-		}
+		complete(cmd.Process.Pid, n, out, time.Now().Add(time.Minute))
+		init := initOf(cmd)
 		defer init.Close()
 		time.Sleep(rest)
 		return kill([]*proc.Process{init})
@@ -316,12 +260,12 @@ func killTree(n int) (time.Duration, error) {
 }
 
 // initOf opens PID 1 of a plain bwrap's sandbox: its only child.
-func initOf(cmd *exec.Cmd) (*proc.Process, error) {
+func initOf(cmd *exec.Cmd) *proc.Process {
 	children := proc.Descendants(cmd.Process.Pid, 1)
 	if len(children) != 1 {
-		return nil, errors.New("bwrap has no child")
+		fail("bwrap has no child")
 	}
-	return proc.Open(children[0].PID)
+	return got(proc.Open(children[0].PID))
 }
 
 // reap ends a plain bwrap, and with it its sandbox (--die-with-parent).
@@ -331,12 +275,10 @@ func reap(cmd *exec.Cmd) {
 }
 
 // kill kills by pidfds, and waits until all are readable.
-func kill(list []*proc.Process) (time.Duration, error) {
+func kill(list []*proc.Process) time.Duration {
 	begin := time.Now()
 	for _, p := range list {
-		if err := p.Signal(unix.SIGKILL); err != nil {
-			return 0, err
-		}
+		must(p.Signal(unix.SIGKILL))
 	}
 	for _, p := range list {
 		fds := []unix.PollFd{{Fd: int32(p.FD()), Events: unix.POLLIN}}
@@ -346,9 +288,9 @@ func kill(list []*proc.Process) (time.Duration, error) {
 				break
 			}
 			if err != unix.EINTR {
-				return 0, fmt.Errorf("a PID 1 that was killed has not ended: %v", err)
+				fail("a PID 1 that was killed has not ended: %v", err)
 			}
 		}
 	}
-	return time.Since(begin), nil
+	return time.Since(begin)
 }

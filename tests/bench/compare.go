@@ -15,7 +15,7 @@ var raw io.Writer
 type variant struct {
 	letter string // for the ratios
 	name   string
-	once   func() (time.Duration, error) // measures it once
+	once   func() time.Duration // measures it once
 }
 
 // rounds returns the number of rounds; n is the program's default.
@@ -29,18 +29,16 @@ func rounds(n int) int {
 // compare measures the variants in turn, starting each round with the next one, and prints the
 // median of each and, for each pair, the median of the ratios per round. It first makes warmUp
 // rounds that do not count. It returns the measurements.
-func compare(program, what string, n, warmUp int, variants []variant) ([]measure.Sample, error) {
+func compare(program, what string, n, warmUp int, variants []variant) []measure.Sample {
 	took := make([]measure.Sample, len(variants))
 	for round := -warmUp; round < n; round++ {
 		for i := range variants {
 			i = (i + round + warmUp) % len(variants)
-			t, err := variants[i].once()
-			if ctx.Err() != nil {
-				return nil, ctx.Err()
+			var t time.Duration
+			if err := caught(func() { t = variants[i].once() }); err != nil {
+				fail("%s: %w", variants[i].name, err)
 			}
-			if err != nil {
-				return nil, fmt.Errorf("%s: %w", variants[i].name, err)
-			}
+			must(ctx.Err())
 			if round < 0 {
 				continue
 			}
@@ -67,5 +65,5 @@ func compare(program, what string, n, warmUp int, variants []variant) ([]measure
 		}
 	}
 	fmt.Println()
-	return took, nil
+	return took
 }

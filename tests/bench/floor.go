@@ -6,7 +6,6 @@ import (
 	endian "encoding/binary"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -27,30 +26,19 @@ import (
 const holder = "hold"
 
 // hold runs in the holder. File 3 contains the deadline in nanoseconds of CLOCK_MONOTONIC.
-func hold(command []string) error {
-	cmd, plan, err := plain(command...)
-	if err != nil {
-		return err
-	}
+func hold(command []string) {
+	cmd, plan := plain(command...)
 	defer plan.Close()
 	cmd.Stdout = os.Stdout
-	if err := cmd.Start(); err != nil {
-		return err
-	}
+	must(cmd.Start())
 	var when [8]byte
 	if _, err := io.ReadFull(os.NewFile(3, "deadline"), when[:]); err != nil {
-		return errors.Join(err, cmd.Process.Kill())
+		must(errors.Join(err, cmd.Process.Kill()))
 	}
-	init, err := initOf(cmd)
-	if err != nil {
-		return err
-	}
+	init := initOf(cmd)
 	time.Sleep(time.Duration(int64(endian.NativeEndian.Uint64(when[:])) - monotonic()))
-	if err := init.Signal(unix.SIGKILL); err != nil {
-		return err
-	}
+	must(init.Signal(unix.SIGKILL))
 	_ = cmd.Wait() // it was killed
-	return nil
 }
 
 // monotonic returns CLOCK_MONOTONIC, which all processes share, in nanoseconds.
@@ -67,26 +55,19 @@ type held struct {
 	out      *bufio.Reader
 }
 
-func startHolder(command ...string) (*held, error) {
+func startHolder(command ...string) *held {
 	r, w, err := os.Pipe()
-	if err != nil {
-		return nil, err
-	}
+	must(err)
 	defer r.Close()
 	cmd := exec.CommandContext(ctx, self, append([]string{holder}, command...)...)
 	cmd.ExtraFiles, cmd.Stderr = []*os.File{r}, os.Stderr
-	_, out, err := piped(cmd)
-	if err != nil {
-		w.Close()
-		return nil, err
-	}
-	return &held{cmd, w, out}, nil
+	_, out := piped(cmd)
+	return &held{cmd, w, out}
 }
 
 // end tells the holder its deadline. It exits some time after that.
-func (h *held) end(at int64) error {
-	_, err := h.deadline.Write(endian.NativeEndian.AppendUint64(nil, uint64(at)))
-	return err
+func (h *held) end(at int64) {
+	got(h.deadline.Write(endian.NativeEndian.AppendUint64(nil, uint64(at))))
 }
 
 // close ends a holder that was not told a deadline.
@@ -96,27 +77,18 @@ func (h *held) close() {
 }
 
 // holdTree returns the time from the deadline of the same tree to its holder's exit.
-func holdTree(n int) (time.Duration, error) {
-	h, err := startHolder(tree(n)...)
-	if err != nil {
-		return 0, err
-	}
+func holdTree(n int) time.Duration {
+	h := startHolder(tree(n)...)
 	defer h.close()
-	if err := complete(h.Process.Pid, n, h.out, time.Now().Add(time.Minute)); err != nil {
-		return 0, err
-	}
+	complete(h.Process.Pid, n, h.out, time.Now().Add(time.Minute))
 	deadline := monotonic() + int64(rest)
-	if err := h.end(deadline); err != nil {
-		return 0, err
-	}
-	if err := h.Wait(); err != nil {
-		return 0, err
-	}
-	return time.Duration(monotonic() - deadline), nil
+	h.end(deadline)
+	must(h.Wait())
+	return time.Duration(monotonic() - deadline)
 }
 
 // holdMany returns the time from telling n holders of an idle bwrap to end until all have exited.
-func holdMany(n int) (time.Duration, error) {
+func holdMany(n int) time.Duration {
 	list := make([]*held, n)
 	defer func() {
 		for _, h := range list {
@@ -125,27 +97,21 @@ func holdMany(n int) (time.Duration, error) {
 			}
 		}
 	}()
-	if err := eachOf(n, func(i int) (err error) {
-		if list[i], err = startHolder("sleep", "infinity"); err != nil {
-			return err
-		}
-		return settled(list[i].Process.Pid, 1, time.Now().Add(time.Minute))
-	}); err != nil {
-		return 0, err
-	}
+	eachOf(n, func(i int) {
+		list[i] = startHolder("sleep", "infinity")
+		settled(list[i].Process.Pid, 1, time.Now().Add(time.Minute))
+	})
 	time.Sleep(rest)
 	begin := monotonic()
 	for _, h := range list {
-		if err := h.end(begin); err != nil {
-			return 0, err
-		}
+		h.end(begin)
 	}
 	for i, h := range list {
 		if err := h.Wait(); err != nil {
-			return 0, fmt.Errorf("holder %d: %w", i, err)
+			fail("holder %d: %w", i, err)
 		}
 	}
-	return time.Duration(monotonic() - begin), nil
+	return time.Duration(monotonic() - begin)
 }
 
 // floorServer is the first argument with which the benchmark runs itself as the smallest server
@@ -153,16 +119,13 @@ func holdMany(n int) (time.Duration, error) {
 // optionally in new namespaces without mounts. It has no limits, no deadline, no proof and no log.
 const floorServer = "floor-server"
 
-func serveFloor(socket, spaces string) error {
-	l, err := (&net.ListenConfig{}).Listen(ctx, "unix", socket)
-	if err != nil {
-		return err
-	}
+func serveFloor(socket, spaces string) {
+	l := got((&net.ListenConfig{}).Listen(ctx, "unix", socket))
 	attr := &syscall.SysProcAttr{}
 	if spaces == "new" {
 		attr.Cloneflags = unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWIPC | unix.CLONE_NEWCGROUP
 	}
-	return http.Serve(l, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	must(http.Serve(l, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var call struct{ Argv []string }
 		if err := json.NewDecoder(r.Body).Decode(&call); err != nil || len(call.Argv) == 0 {
 			http.Error(w, "no call", http.StatusBadRequest)
@@ -175,25 +138,20 @@ func serveFloor(socket, spaces string) error {
 			return
 		}
 		_ = json.NewEncoder(w).Encode(map[string]int{"exit_code": cmd.ProcessState.ExitCode()}) // fails if the client has disconnected
-	}))
+	})))
 }
 
-func floor(spaces string) (*server, error) {
-	s, err := newServer()
-	if err != nil {
-		return nil, err
-	}
+func floor(spaces string) *server {
+	s := newServer()
 	s.cmd = exec.CommandContext(ctx, self, floorServer, s.address, spaces)
 	s.cmd.Stderr = os.Stderr
-	return s, s.answers()
+	s.answers()
+	return s
 }
 
 // floorLoad is a load on such a server.
 func (s *server) floorLoad(letter, name string) *load {
-	return s.request(letter, name, "/", measure.Object{"argv": []string{"/bin/true"}}, func(answer []byte) error {
-		if !bytes.Contains(answer, []byte(`"exit_code":0`)) {
-			return fmt.Errorf("the answer was %.600s", answer)
-		}
-		return nil
+	return s.request(letter, name, "/", measure.Object{"argv": []string{"/bin/true"}}, func(answer []byte) bool {
+		return bytes.Contains(answer, []byte(`"exit_code":0`))
 	})
 }

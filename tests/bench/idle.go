@@ -27,46 +27,19 @@ type build struct {
 	supervisors  []int  // of the sandboxes that it has started
 }
 
-func newBuild(letter, name, path string) (*build, error) {
-	path, err := filepath.Abs(path)
-	if err != nil {
-		return nil, err
-	}
-	if _, err := os.Stat(path); err != nil {
-		return nil, err
-	}
+// copy copies sbxrun and sbxrund, because the start also depends on how a file was written (internal/setup/build.sh).
+func (b *build) copy(path string) {
+	path = got(filepath.Abs(path))
 	memory := "/dev/shm" // in memory, like the usual directories (docs/reference/state.md)
 	if _, err := os.Stat(memory); err != nil {
 		memory = ""
 	}
-	state, err := os.MkdirTemp(memory, "sbxrun-bench-")
-	if err != nil {
-		return nil, err
-	}
-	b := &build{letter: letter, name: name, state: state}
-	if b.dir, err = os.MkdirTemp("", "sbxrun-bench-"); err != nil {
-		return b, err
-	}
-	// Copies of sbxrun and sbxrund, because the start also depends on how a file was written
-	// (internal/setup/build.sh).
+	b.state, b.dir = got(os.MkdirTemp(memory, "sbxrun-bench-")), got(os.MkdirTemp("", "sbxrun-bench-"))
 	b.path = filepath.Join(b.dir, "sbxrun")
-	if err = copyProgram(path, b.path); err != nil {
-		return b, err
+	must(os.WriteFile(b.path, got(os.ReadFile(path)), 0o755))
+	if server, err := os.ReadFile(filepath.Join(filepath.Dir(path), "sbxrund")); err == nil {
+		must(os.WriteFile(b.path+"d", server, 0o755))
 	}
-	beside := filepath.Join(filepath.Dir(path), "sbxrund")
-	if _, none := os.Stat(beside); none == nil {
-		err = copyProgram(beside, filepath.Join(b.dir, "sbxrund"))
-	}
-	return b, err
-}
-
-// copyProgram writes an executable file.
-func copyProgram(from, to string) error {
-	data, err := os.ReadFile(from)
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(to, data, 0o755)
 }
 
 func (b *build) close() {
@@ -84,49 +57,55 @@ func (b *build) command(args ...string) *exec.Cmd {
 	return cmd
 }
 
+// do runs a command to its end.
+func (b *build) do(args ...string) { done(b.command(args...)) }
+
+func done(cmd *exec.Cmd) {
+	if out, err := cmd.CombinedOutput(); err != nil {
+		fail("%q: %w: %s", cmd.Args, err, out)
+	}
+}
+
 func sandboxName(i int) string { return fmt.Sprintf("bench%d", i) }
 
 // start starts n idle sandboxes. They end by themselves if the benchmark is killed.
-func (b *build) start(n int) error {
+func (b *build) start(n int) {
 	b.supervisors = make([]int, n)
-	return eachOf(n, func(i int) error {
+	eachOf(n, func(i int) {
 		cmd := b.command("start", "--json", "--name", sandboxName(i), "--timeout", "1800")
 		cmd.Stderr = os.Stderr
-		out, err := cmd.Output()
-		if err != nil {
-			return fmt.Errorf("start: %w", err)
-		}
+		out := got(cmd.Output())
 		var said struct {
 			Supervisor int `json:"supervisor_pid"`
 		}
 		if err := json.Unmarshal(out, &said); err != nil || said.Supervisor < 2 {
-			return fmt.Errorf("start said %q: %v", out, err)
+			fail("start said %q: %v", out, err)
 		}
 		b.supervisors[i] = said.Supervisor
-		return nil
 	})
 }
 
 // killAll ends the build's sandboxes, and returns how long that took. It also runs after SIGINT.
-func (b *build) killAll() (time.Duration, error) {
+func (b *build) killAll() time.Duration {
 	cmd := exec.Command(b.path, "kill", "--all", "--grace", "0")
 	cmd.Env = append(os.Environ(), "SBXRUN_STATE_DIR="+b.state)
-	took, err := elapsed(cmd)
+	supervisors := b.supervisors
+	b.supervisors = nil
+	took := elapsed(cmd)
 	left := 0
-	for _, pid := range b.supervisors {
+	for _, pid := range supervisors {
 		if pid < 2 {
 			continue // it was not started
 		}
 		// A child of this subreaper, so its PID is not reused.
-		if got, werr := unix.Wait4(pid, nil, unix.WNOHANG, nil); got == 0 && werr == nil {
+		if reaped, err := unix.Wait4(pid, nil, unix.WNOHANG, nil); reaped == 0 && err == nil {
 			left++
 		}
 	}
 	if left > 0 {
-		err = errors.Join(err, fmt.Errorf("kill --all: supervisors left: %d", left))
+		fail("kill --all: supervisors left: %d", left)
 	}
-	b.supervisors = nil
-	return took, err
+	return took
 }
 
 // end is killAll without a measurement.
@@ -134,7 +113,7 @@ func (b *build) end() {
 	if len(b.supervisors) == 0 {
 		return
 	}
-	if _, err := b.killAll(); err != nil {
+	if err := caught(func() { b.killAll() }); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 	}
 }
@@ -144,32 +123,26 @@ func (b *build) end() {
 const idleAfter = 12 * time.Second
 
 // idle measures the cost of idle sandboxes, and how long it takes to end them.
-func idle(builds []*build) error {
+func idle(builds []*build) {
 	n := *sandboxes
 	var variants []variant
 	weights, lists := map[string]weight{}, measure.Sample{}
 	for _, b := range builds {
-		variants = append(variants, variant{b.letter, b.name, func() (time.Duration, error) {
+		variants = append(variants, variant{b.letter, b.name, func() time.Duration {
 			defer b.end()
-			if err := b.start(n); err != nil {
-				return 0, err
-			}
+			b.start(n)
 			if weights[b.letter].processes == 0 {
 				time.Sleep(idleAfter)
 				weights[b.letter] = weigh(b.supervisors)
 			}
 			if b == builds[0] {
-				took, err := elapsed(b.command("ps"))
-				if err != nil {
-					return 0, err
-				}
-				lists = append(lists, measure.MS(took))
+				lists = append(lists, measure.MS(elapsed(b.command("ps"))))
 			}
 			time.Sleep(rest)
 			return b.killAll()
 		}})
 	}
-	variants = append(variants, variant{"C", "kills of init by pidfd", func() (time.Duration, error) {
+	variants = append(variants, variant{"C", "kills of init by pidfd", func() time.Duration {
 		cmds, inits := make([]*exec.Cmd, n), make([]*proc.Process, n)
 		defer func() {
 			for i := range n {
@@ -181,24 +154,14 @@ func idle(builds []*build) error {
 				}
 			}
 		}()
-		if err := eachOf(n, func(i int) error {
-			cmd, plan, err := plain("sleep", "infinity")
-			if err != nil {
-				return err
-			}
+		eachOf(n, func(i int) {
+			cmd, plan := plain("sleep", "infinity")
 			defer plan.Close()
-			if err := cmd.Start(); err != nil {
-				return err
-			}
+			must(cmd.Start())
 			cmds[i] = cmd
-			if err := settled(cmd.Process.Pid, 1, time.Now().Add(time.Minute)); err != nil {
-				return err
-			}
-			inits[i], err = initOf(cmd)
-			return err
-		}); err != nil {
-			return 0, err
-		}
+			settled(cmd.Process.Pid, 1, time.Now().Add(time.Minute))
+			inits[i] = initOf(cmd)
+		})
 		if weights["C"].processes == 0 {
 			var pids []int
 			for _, cmd := range cmds {
@@ -208,18 +171,15 @@ func idle(builds []*build) error {
 		}
 		time.Sleep(rest)
 		return kill(inits)
-	}}, variant{"D", "a Go program around each", func() (time.Duration, error) { return holdMany(n) }})
+	}}, variant{"D", "a Go program around each", func() time.Duration { return holdMany(n) }})
 	what := fmt.Sprintf("kill --all --grace 0 of %d idle sandboxes, from start to exit; C kills as many of plain bwrap and waits for them, D has a Go program do this for each", n)
-	if _, err := compare("idle", what, rounds(3), 0, variants); err != nil {
-		return err
-	}
+	compare("idle", what, rounds(3), 0, variants)
 	for _, v := range variants {
 		if w, ok := weights[v.letter]; ok {
 			fmt.Printf("  %s  one of them, its supervisor and all below it: %v\n", v.letter, w.each(n))
 		}
 	}
 	fmt.Printf("  ps of them, from start to exit: median %.3f ms\n\n", lists.Quantile(0.5))
-	return nil
 }
 
 // weight is what processes use, as the kernel counts it.
@@ -276,7 +236,7 @@ func pss(pid int) (kB float64, ok bool) {
 }
 
 // eachOf calls f for every number below n, several at a time.
-func eachOf(n int, f func(int) error) error {
+func eachOf(n int, f func(int)) {
 	var all sync.WaitGroup
 	errs := make([]error, n)
 	turn := make(chan struct{}, 4)
@@ -284,11 +244,11 @@ func eachOf(n int, f func(int) error) error {
 		all.Go(func() {
 			turn <- struct{}{}
 			if errs[i] = ctx.Err(); errs[i] == nil {
-				errs[i] = f(i)
+				errs[i] = caught(func() { f(i) })
 			}
 			<-turn
 		})
 	}
 	all.Wait()
-	return errors.Join(errs...)
+	must(errors.Join(errs...))
 }

@@ -14,24 +14,16 @@ import (
 
 // goJudge starts a go-judge with as many containers as our server has rooms, its own mounts, and
 // no log. It has no Unix sockets.
-func goJudge(path string, ready, most int) (_ *server, close func(), err error) {
-	s, err := newServer()
-	if err != nil {
-		return nil, nil, err
-	}
-	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, nil, err
-	}
+func goJudge(path string, ready, most int) (_ *server, close func()) {
+	s := newServer()
+	l := got((&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0"))
 	s.network, s.address = "tcp", l.Addr().String()
 	l.Close()
 	cgroups := fmt.Sprintf("go-judge-bench-%d", os.Getpid()) // not our prefix, because sbxrun cleanup would remove them
 	s.cmd = exec.CommandContext(ctx, path, "-http-addr", s.address, "-pre-fork", strconv.Itoa(ready), "-parallelism", strconv.Itoa(most),
 		"-cgroup-prefix", cgroups, "-dir", s.dir, "-release", "-silent")
 	s.cmd.Dir = s.dir
-	if err := s.answers(); err != nil {
-		return nil, nil, err
-	}
+	s.answers()
 	return s, func() {
 		s.close()
 		for _, left := range []string{"*/" + cgroups + "/*", "*/" + cgroups} { // cgroup v1 directories that it leaves
@@ -40,7 +32,7 @@ func goJudge(path string, ready, most int) (_ *server, close func(), err error) 
 				_ = os.Remove(name) // fails for files
 			}
 		}
-	}, nil
+	}
 }
 
 // judged is a load on go-judge, which requires a memory limit.
@@ -51,10 +43,7 @@ func (s *server) judged(letter string) *load {
 		"args": []string{"/bin/true"}, "env": []string{"PATH=/usr/bin:/bin"}, "files": []measure.Object{{"content": ""}, kept("stdout"), kept("stderr")},
 		"clockLimit": timeout, "cpuLimit": timeout, "memoryLimit": 256 << 20, "procLimit": 64,
 	}
-	return s.request(letter, "go-judge, memory and pids limited", "/run", measure.Object{"cmd": []measure.Object{command}}, func(answer []byte) error {
-		if !bytes.Contains(answer, []byte(`"status":"Accepted","exitStatus":0`)) {
-			return fmt.Errorf("the answer was %.600s", answer)
-		}
-		return nil
+	return s.request(letter, "go-judge, memory and pids limited", "/run", measure.Object{"cmd": []measure.Object{command}}, func(answer []byte) bool {
+		return bytes.Contains(answer, []byte(`"status":"Accepted","exitStatus":0`))
 	})
 }

@@ -19,33 +19,26 @@ import (
 )
 
 // limitsCost compares a run with limits to one without.
-func limitsCost(builds []*build) error {
+func limitsCost(builds []*build) {
 	run := func(letter string, flags ...string) variant {
 		name := strings.Join(flags, " ")
 		if len(flags) == 0 {
 			name = "no limits"
 		}
-		return variant{letter, name, func() (time.Duration, error) { return elapsed(builds[0].command(append(flags, "true")...)) }}
+		return variant{letter, name, func() time.Duration { return elapsed(builds[0].command(append(flags, "true")...)) }}
 	}
 	for _, flags := range [][]string{{"--memory", "256M"}, {"--pids", "64"}, {"--cpus", "1"}, {"--memory", "256M", "--pids", "64", "--cpus", "1"}} {
 		what := "sbxrun with limits, and without, from start to exit"
-		if _, err := compare("limits", what, rounds(50), 5, []variant{run("A", flags...), run("B")}); err != nil {
-			return err
-		}
+		compare("limits", what, rounds(50), 5, []variant{run("A", flags...), run("B")})
 	}
-	return nil
 }
 
 // forks measures fork and exec on the host.
-func forks(n int) (s measure.Sample, err error) {
+func forks(n int) (s measure.Sample) {
 	for range n {
-		took, err := elapsed(exec.CommandContext(ctx, "/bin/true"))
-		if err != nil {
-			return nil, err
-		}
-		s = append(s, measure.MS(took))
+		s = append(s, measure.MS(elapsed(exec.CommandContext(ctx, "/bin/true"))))
 	}
-	return s, nil
+	return s
 }
 
 // reported runs a command and returns its report.
@@ -63,7 +56,7 @@ func (b *build) reported(attr func(*exec.Cmd), args ...string) (rep struct {
 	if attr != nil {
 		attr(cmd)
 	}
-	err = withReport(cmd, &rep, func() { _ = cmd.Wait() }) // the report has the code
+	err = caught(func() { withReport(cmd, &rep, func() { _ = cmd.Wait() }) }) // the report has the code
 	if err != nil {
 		err = fmt.Errorf("%w: %s", err, said.String())
 	}
@@ -72,23 +65,18 @@ func (b *build) reported(attr func(*exec.Cmd), args ...string) (rep struct {
 
 // withReport runs a command that writes its report to descriptor 3, and reads that. It calls wait
 // after the start, to wait for the command.
-func withReport(cmd *exec.Cmd, rep any, wait func()) error {
+func withReport(cmd *exec.Cmd, rep any, wait func()) {
 	r, w, err := os.Pipe()
-	if err != nil {
-		return err
-	}
+	must(err)
 	defer r.Close()
 	cmd.ExtraFiles = []*os.File{w}
 	err = cmd.Start()
 	w.Close()
-	if err != nil {
-		return err
-	}
+	must(err)
 	wait()
 	if err := json.NewDecoder(r).Decode(rep); err != nil {
-		return fmt.Errorf("no report, %v: %w", cmd.ProcessState, err)
+		fail("no report, %v: %w", cmd.ProcessState, err)
 	}
-	return nil
 }
 
 const (
@@ -97,12 +85,9 @@ const (
 )
 
 // hogs runs 50 hogs and 50 ordinary runs at once, and measures how that slows down the host.
-func hogs(builds []*build) error {
+func hogs(builds []*build) {
 	const n = 50
-	before, err := forks(200)
-	if err != nil {
-		return err
-	}
+	before := forks(200)
 	causes := map[string]int{}
 	var mu sync.Mutex
 	note := func(kind string, cause string) {
@@ -110,7 +95,6 @@ func hogs(builds []*build) error {
 		defer mu.Unlock()
 		causes[kind+" "+cause]++
 	}
-	var failed atomic.Int64
 	var hogging, honest sync.WaitGroup
 	for i := range n {
 		hogging.Go(func() {
@@ -130,47 +114,37 @@ func hogs(builds []*build) error {
 				rep.Cause = err.Error()
 			}
 			if rep.Cause != "exited" || rep.Code != 0 {
-				failed.Add(1)
 				rep.Cause += " " + stderr
 			}
 			note("honest", rep.Cause)
 		})
 	}
-	during, err := forks(200)
+	during := forks(200)
 	honest.Wait()
 	hogging.Wait()
-	if err != nil {
-		return err
-	}
-	after, err := forks(200)
-	if err != nil {
-		return err
-	}
+	after := forks(200)
 	fmt.Printf("%d hogs at once (fork bombs under --pids 64, memory hogs under --memory 64M), and %d honest runs beside them\n", n, n)
 	for what, count := range causes {
 		fmt.Printf("  %3d %s\n", count, what)
 	}
 	fmt.Printf("  fork and exec of the host, median: before %.3f ms, during %.3f ms (ratio %.2f), after %.3f ms\n\n",
 		before.Quantile(0.5), during.Quantile(0.5), during.Quantile(0.5)/before.Quantile(0.5), after.Quantile(0.5))
-	return nil
 }
 
 // budget makes 1,000 calls from 50 clients with a limit of 300 tasks: once with callers that wait
 // for room, and once with callers that give up.
-func budget(builds []*build) error {
-	if err := budgetOf(builds[0], "waiting", "--pids", "24", "--max-parallel", "4", "--on-pressure", "wait", "--wait-timeout", "120"); err != nil {
-		return err
-	}
-	return budgetOf(builds[0], "refused when it is busy", "--pids", "24")
+func budget(builds []*build) {
+	budgetOf(builds[0], "waiting", "--pids", "24", "--max-parallel", "4", "--on-pressure", "wait", "--wait-timeout", "120")
+	budgetOf(builds[0], "refused when it is busy", "--pids", "24")
 }
 
-func budgetOf(b *build, how string, flags ...string) error {
+func budgetOf(b *build, how string, flags ...string) {
 	const tasks, calls, clients = 300, 1000, 50
 	const tree = "for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19; do sleep 60 & done; wait"
 	dir, remove, err := pidsCgroup(tasks)
 	if err != nil {
 		fmt.Printf("a budget of %d tasks: not measured, no pids cgroup can be made: %v\n\n", tasks, err)
-		return nil
+		return
 	}
 	defer remove()
 	baseline := measure.Read(dir + "/pids.current")
@@ -208,7 +182,6 @@ func budgetOf(b *build, how string, flags ...string) error {
 		fmt.Printf("  %4d %s\n", count, what)
 	}
 	fmt.Printf("  tasks before %s, after %s, at once at most %s; forks refused: %s\n\n", baseline, measure.Read(dir+"/pids.current"), measure.Read(dir+"/pids.peak"), strings.TrimPrefix(measure.Read(dir+"/pids.events"), "max "))
-	return nil
 }
 
 // pidsCgroup creates a cgroup with a limit of tasks, in v1 or v2, where that is possible.

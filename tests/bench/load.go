@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -30,68 +29,49 @@ type server struct {
 }
 
 // newServer returns a server with a directory and a socket in it.
-func newServer() (*server, error) {
-	dir, err := os.MkdirTemp("", "sbxrun-bench-")
-	return &server{dir: dir, network: "unix", address: filepath.Join(dir, "api.sock")}, err
+func newServer() *server {
+	dir := got(os.MkdirTemp("", "sbxrun-bench-"))
+	return &server{dir: dir, network: "unix", address: filepath.Join(dir, "api.sock")}
 }
 
 // serve starts the build's sbxrund with a configuration, and returns when it answers.
-func (b *build) serve(config string) (*server, error) {
-	s, err := newServer()
-	if err != nil {
-		return nil, err
-	}
+func (b *build) serve(config string) *server {
+	s := newServer()
 	file := filepath.Join(s.dir, "serve.toml")
-	if err := os.WriteFile(file, fmt.Appendf(nil, "state_dir = %q\n%s", filepath.Join(s.dir, "state"), config), 0o600); err != nil {
-		return nil, err
-	}
+	must(os.WriteFile(file, fmt.Appendf(nil, "state_dir = %q\n%s", filepath.Join(s.dir, "state"), config), 0o600))
 	s.cmd = exec.CommandContext(ctx, b.path+"d", "serve", "--config", file, "--listen", "unix:"+s.address)
 	s.cmd.Env = append(os.Environ(), "SBXRUN_STATE_DIR="+s.dir)
-	log, err := os.Create(filepath.Join(s.dir, "log"))
-	if err != nil {
-		return nil, err
-	}
+	log := got(os.Create(filepath.Join(s.dir, "log")))
 	defer log.Close()
 	s.cmd.Stderr = log
-	if err := s.answers(); err != nil {
-		return nil, fmt.Errorf("%w; it said %s", err, measure.Read(log.Name()))
+	if err := caught(s.answers); err != nil {
+		fail("%w; it said %s", err, measure.Read(log.Name()))
 	}
-	return s, nil
+	return s
 }
 
 // answers starts a server's command, and returns when it accepts connections.
-func (s *server) answers() error {
-	if err := s.cmd.Start(); err != nil {
-		return err
-	}
+func (s *server) answers() {
+	must(s.cmd.Start())
 	var failed error
 	if err := measure.Until(ctx, "an answer of the server", time.Now().Add(time.Minute), func() bool {
-		var c *measure.Connection
-		if c, failed = s.dial(); failed == nil {
-			c.Close()
-		}
+		failed = caught(func() { s.dial().Close() })
 		return failed == nil
 	}); err != nil {
 		_ = s.cmd.Process.Kill() // fails only if it has exited
 		_ = s.cmd.Wait()         // likewise
-		return errors.Join(err, failed)
+		must(errors.Join(err, failed))
 	}
-	return nil
 }
 
 // heat returns when that many rooms are warm. The first call makes the server create them.
-func (s *server) heat(rooms int) error {
-	c, err := s.dial()
-	if err != nil {
-		return err
-	}
+func (s *server) heat(rooms int) {
+	c := s.dial()
 	defer c.Close()
-	if _, err := c.Ask(measure.Post("/v1/run", measure.Object{"argv": []string{"/bin/true"}}, "")); err != nil {
-		return err
-	}
-	return measure.Until(ctx, "warm rooms", time.Now().Add(time.Minute), func() bool {
+	got(c.Ask(measure.Post("/v1/run", measure.Object{"argv": []string{"/bin/true"}}, "")))
+	must(measure.Until(ctx, "warm rooms", time.Now().Add(time.Minute), func() bool {
 		return countBelow(s.cmd.Process.Pid, "sbxrun-maker") >= rooms
-	})
+	}))
 }
 
 // countBelow counts the descendants of a process with a name.
@@ -131,20 +111,20 @@ func treeCPU(root int) (total time.Duration) {
 // ownCPU returns the CPU time of this process and its reaped children.
 func ownCPU() time.Duration { return measure.CPU(unix.RUSAGE_SELF) + measure.CPU(unix.RUSAGE_CHILDREN) }
 
-func (s *server) dial() (*measure.Connection, error) { return measure.Dial(ctx, s.network, s.address) }
+func (s *server) dial() *measure.Connection { return got(measure.Dial(ctx, s.network, s.address)) }
 
 // load is a series of calls by several clients.
 type load struct {
 	letter, name string
 	// client returns the call of one client.
-	client func() (call func() error, close func(), err error)
+	client func() (call, close func())
 	cpu    func() time.Duration // of what is measured
 
 	rates, p50s, cpus measure.Sample // of each round
 }
 
 // run makes calls from several clients at once, and counts them.
-func (l *load) run(clients, calls int) error {
+func (l *load) run(clients, calls int) {
 	var made atomic.Int64
 	var mu sync.Mutex
 	var took measure.Sample
@@ -152,17 +132,14 @@ func (l *load) run(clients, calls int) error {
 	var failed error
 	begun, used := time.Now(), l.cpu()
 	for range clients {
-		call, close, err := l.client()
-		if err != nil {
-			return err
-		}
+		call, close := l.client()
 		all.Go(func() {
 			defer close()
 			var own measure.Sample
 			var err error
 			for made.Add(1) <= int64(calls) && err == nil && ctx.Err() == nil {
 				at := time.Now()
-				err = call()
+				err = caught(call)
 				own = append(own, measure.MS(time.Since(at)))
 			}
 			mu.Lock()
@@ -175,30 +152,26 @@ func (l *load) run(clients, calls int) error {
 	whole := time.Since(begun)
 	used = l.cpu() - used
 	if failed != nil {
-		return fmt.Errorf("%s: %w", l.name, failed)
+		fail("%s: %w", l.name, failed)
 	}
 	l.rates = append(l.rates, float64(calls)/whole.Seconds())
 	l.p50s = append(l.p50s, took.Quantile(0.5))
 	l.cpus = append(l.cpus, measure.MS(used)/float64(calls))
-	return ctx.Err()
+	must(ctx.Err())
 }
 
 // weighLoads runs loads in turn, in rounds, and prints the medians of the rounds and the medians
 // of the ratios to the first load.
-func weighLoads(program, what string, n, clients, calls int, loads []*load) error {
+func weighLoads(program, what string, n, clients, calls int, loads []*load) {
 	for _, l := range loads {
 		l.rates, l.p50s, l.cpus = nil, nil, nil
-		if err := l.run(clients, max(calls/10, clients)); err != nil {
-			return err
-		}
+		l.run(clients, max(calls/10, clients))
 		l.rates, l.p50s, l.cpus = nil, nil, nil
 	}
 	for round := range n {
 		for i := range loads {
 			l := loads[(i+round)%len(loads)]
-			if err := l.run(clients, calls); err != nil {
-				return err
-			}
+			l.run(clients, calls)
 			reapOrphans() // a thousand zombies slow down every fork
 			last := len(l.rates) - 1
 			if raw != nil {
@@ -225,152 +198,101 @@ func weighLoads(program, what string, n, clients, calls int, loads []*load) erro
 		}
 	}
 	fmt.Println()
-	return nil
 }
 
 // request is a load that sends the same request on a connection per client, and checks the answer.
-func (s *server) request(letter, name, path string, body any, right func([]byte) error) *load {
+func (s *server) request(letter, name, path string, body any, right func([]byte) bool) *load {
 	text := measure.Post(path, body, "")
-	return &load{letter: letter, name: name, cpu: func() time.Duration { return s.cpu() + ownCPU() }, client: func() (func() error, func(), error) {
-		c, err := s.dial()
-		if err != nil {
-			return nil, nil, err
-		}
-		return func() error {
-			answer, err := c.Ask(text)
-			if err != nil {
-				return err
-			}
-			return right(answer)
-		}, func() { c.Close() }, nil
+	return &load{letter: letter, name: name, cpu: func() time.Duration { return s.cpu() + ownCPU() }, client: func() (call, close func()) {
+		c := s.dial()
+		return func() { asked(c, text, right) }, func() { c.Close() }
 	}}
 }
 
+// asked sends a request and checks the answer.
+func asked(c *measure.Connection, request []byte, right func([]byte) bool) {
+	if answer := got(c.Ask(request)); !right(answer) {
+		fail("the answer was %.600s", answer)
+	}
+}
+
 // alone is a load without a server.
-func alone(letter, name string, call func() error) *load {
-	return &load{letter: letter, name: name, cpu: ownCPU, client: func() (func() error, func(), error) { return call, func() {}, nil }}
+func alone(letter, name string, call func()) *load {
+	return &load{letter: letter, name: name, cpu: ownCPU, client: func() (func(), func()) { return call, func() {} }}
 }
 
 // warm accepts the answer of a call that ended well in a warm room.
-func warm(answer []byte) error {
-	if bytes.Contains(answer, []byte(`"verdict":"proven"`)) && bytes.Contains(answer, []byte(`"exit_code":0`)) && bytes.Contains(answer, []byte(`"room":"warm"`)) {
-		return nil
-	}
-	return fmt.Errorf("the answer was %.600s", answer)
+func warm(answer []byte) bool {
+	return bytes.Contains(answer, []byte(`"verdict":"proven"`)) && bytes.Contains(answer, []byte(`"exit_code":0`)) && bytes.Contains(answer, []byte(`"room":"warm"`))
 }
 
 // forkExec is the baseline: true without a sandbox.
 func forkExec(letter string) *load {
-	return alone(letter, "fork and exec, no sandbox", func() error { return exec.CommandContext(context.Background(), "/bin/true").Run() })
+	return alone(letter, "fork and exec, no sandbox", func() { must(exec.CommandContext(context.Background(), "/bin/true").Run()) })
 }
 
 // paced makes n calls, one every 60 ms, and returns their durations.
-func paced(n int, call func() error) (took measure.Sample, err error) {
+func paced(n int, call func()) (took measure.Sample) {
 	for range n {
 		begin := time.Now()
-		if err := call(); err != nil || ctx.Err() != nil {
-			return nil, errors.Join(err, ctx.Err())
-		}
+		call()
+		must(ctx.Err())
 		took = append(took, measure.MS(time.Since(begin)))
 		time.Sleep(time.Until(begin.Add(60 * time.Millisecond))) // the pace that is measured
 	}
-	return took, nil
+	return took
 }
 
 // interpreters measures print(1) with a prestarted interpreter, with one started for the call, and
 // as a cell of a kept one.
-func interpreters(builds []*build) error {
+func interpreters(builds []*build) {
 	const ahead = "[languages.python]\ncommand = [\"python3\", \"{file}\"]\nfile = \"main.py\"\nkept = [\"python3\"]\ndriver = \"python\"\nahead = %d\n"
-	printed := func(answer []byte) error {
-		if !bytes.Contains(answer, []byte(`"stdout":"1\n"`)) {
-			return fmt.Errorf("the answer was %.600s", answer)
-		}
-		return nil
-	}
+	printed := func(answer []byte) bool { return bytes.Contains(answer, []byte(`"stdout":"1\n"`)) }
 	program := measure.Object{"language": "python", "code": "print(1)"}
 	for _, v := range []struct {
 		name  string
 		ahead int
 		cell  bool
 	}{{"python, started ahead", 2, false}, {"python, started for the call", 0, false}, {"a cell of a kept interpreter", 0, true}} {
-		err := func() error {
-			s, err := builds[0].serve(fmt.Sprintf(ahead, v.ahead))
-			if err != nil {
-				return err
-			}
+		func() {
+			s := builds[0].serve(fmt.Sprintf(ahead, v.ahead))
 			defer s.close()
-			if err := s.heat(4); err != nil {
-				return err
-			}
-			path, body := "/v1/run", program
-			c, err := s.dial()
-			if err != nil {
-				return err
-			}
+			s.heat(4)
+			path := "/v1/run"
+			c := s.dial()
 			defer c.Close()
 			if v.cell {
-				text, err := c.Ask(measure.Post("/v1/sessions", measure.Object{}, ""))
-				if err != nil {
-					return err
-				}
+				text := got(c.Ask(measure.Post("/v1/sessions", measure.Object{}, "")))
 				var made struct{ ID string }
-				if err := json.Unmarshal(text, &made); err != nil {
-					return err
-				}
+				must(json.Unmarshal(text, &made))
 				path = "/v1/sessions/" + made.ID + "/code"
 			}
-			request := measure.Post(path, body, "")
-			call := func() error {
-				answer, err := c.Ask(request)
-				if err != nil {
-					return err
-				}
-				return printed(answer)
-			}
-			if _, err := paced(10, call); err != nil {
-				return err
-			}
-			took, err := paced(rounds(100), call)
-			if err != nil {
-				return err
-			}
+			request := measure.Post(path, program, "")
+			call := func() { asked(c, request, printed) }
+			paced(10, call)
+			took := paced(rounds(100), call)
 			fmt.Printf("python: print(1) each 60 ms, %s: p50 %.3f ms, p90 %.3f ms, load %s\n  raw, ms: %v\n", v.name, took.Quantile(0.5), took.Quantile(0.9), measure.Read("/proc/loadavg"), took)
-			return nil
 		}()
-		if err != nil {
-			return err
-		}
 	}
 	fmt.Println()
-	return nil
 }
 
 // density weighs a server with many idle sessions.
-func density(builds []*build) error {
+func density(builds []*build) {
 	n := *sessions
-	s, err := builds[0].serve(fmt.Sprintf("[rooms]\nmax = 0\n[tenant]\nsessions = %d\n", n))
-	if err != nil {
-		return err
-	}
+	s := builds[0].serve(fmt.Sprintf("[rooms]\nmax = 0\n[tenant]\nsessions = %d\n", n))
 	defer s.close()
 	before, tasks, free := weigh([]int{s.cmd.Process.Pid}), machineTasks(), machineFree()
-	if err := eachOf(n, func(int) error {
-		c, err := s.dial()
-		if err != nil {
-			return err
-		}
+	eachOf(n, func(int) {
+		c := s.dial()
 		defer c.Close()
-		_, err = c.Ask(measure.Post("/v1/sessions", measure.Object{}, ""))
-		return err
-	}); err != nil {
-		return err
-	}
+		got(c.Ask(measure.Post("/v1/sessions", measure.Object{}, "")))
+	})
 	tasks, free = machineTasks()-tasks, free-machineFree()
 	after := weigh([]int{s.cmd.Process.Pid})
 	more := weight{after.processes - before.processes, after.tasks - before.tasks, after.pss - before.pss, after.unread}
 	fmt.Printf("density: %d idle sessions\n  the server before: %v\n  and with them:     %v\n  each of them:      %v\n", n, before, after, more.each(n))
 	fmt.Printf("  of the machine, with what else runs there: %.2f tasks and %.0f kB each, load %s\n\n", tasks/float64(n), free/float64(n), measure.Read("/proc/loadavg"))
-	return nil
 }
 
 // machineTasks returns the number of tasks on the machine (proc_loadavg(5)).
@@ -392,40 +314,26 @@ func machineFree() (kB float64) {
 }
 
 // httpCalls compares a call in a warm room with one without.
-func httpCalls(builds []*build) error {
+func httpCalls(builds []*build) {
 	const ready, most = 4, 8 // rooms
 	var servers []*server
 	for _, b := range builds {
-		s, err := b.serve(fmt.Sprintf("[rooms]\nmin = %d\nmax = %d\ncalls = 0\n", ready, most))
-		if err != nil {
-			return err
-		}
+		s := b.serve(fmt.Sprintf("[rooms]\nmin = %d\nmax = %d\ncalls = 0\n", ready, most))
 		defer s.close()
-		if err := s.heat(ready); err != nil {
-			return err
-		}
+		s.heat(ready)
 		servers = append(servers, s)
 	}
 	s := servers[0]
-	plainFloor, err := floor("old")
-	if err != nil {
-		return err
-	}
+	plainFloor := floor("old")
 	defer plainFloor.close()
-	newFloor, err := floor("new")
-	if err != nil {
-		return err
-	}
+	newFloor := floor("new")
 	defer newFloor.close()
 	bare := measure.Object{"argv": []string{"/bin/true"}}
 	limited := measure.Object{"argv": []string{"/bin/true"}, "limits": measure.Object{"memory": 256 << 20, "pids": 64, "cpus": 1}}
 	loads := []*load{
 		s.request("A", "POST /v1/run of true, warm", "/v1/run", bare, warm),
 		forkExec("B"),
-		alone("C", "bwrap, the same sandbox", func() error {
-			_, err := inPlain(elapsed, "true")
-			return err
-		}),
+		alone("C", "bwrap, the same sandbox", func() { inPlain(elapsed, "true") }),
 		s.request("D", "POST /v1/run with limits, warm", "/v1/run", limited, warm),
 		plainFloor.floorLoad("E", "net/http, fork and exec"),
 		newFloor.floorLoad("F", "the same in new namespaces"),
@@ -436,21 +344,11 @@ func httpCalls(builds []*build) error {
 	if *judge == "" {
 		fmt.Println("http: without go-judge, whose binary -judge names")
 	} else {
-		j, close, err := goJudge(*judge, ready, most)
-		if err != nil {
-			return err
-		}
+		j, close := goJudge(*judge, ready, most)
 		defer close()
 		loads = append(loads, j.judged("G"))
 	}
 	for _, field := range strings.Split(*clients, ",") {
-		n, err := strconv.Atoi(field)
-		if err != nil {
-			return err
-		}
-		if err := weighLoads("http", "a call of /bin/true", rounds(10), n, 500, slices.Clone(loads)); err != nil {
-			return err
-		}
+		weighLoads("http", "a call of /bin/true", rounds(10), got(strconv.Atoi(field)), 500, loads)
 	}
-	return nil
 }

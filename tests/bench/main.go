@@ -9,7 +9,6 @@ package main
 import (
 	"context"
 	"flag"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -38,7 +37,7 @@ var (
 
 type program struct {
 	name string
-	run  func([]*build) error
+	run  func([]*build)
 }
 
 var programs = []program{
@@ -55,22 +54,22 @@ var ctx = context.Background()
 var self string
 
 // roles are what this program does when it runs itself, by the first argument.
-var roles = map[string]func(words []string) error{
-	forkServer:  func(words []string) error { return serveForks(words[0]) },
+var roles = map[string]func(words []string){
+	forkServer:  func(words []string) { serveForks(words[0]) },
 	netClient:   beNetClient,
-	diskClient:  func(words []string) error { return beDiskClient(words[0], words[1]) },
+	diskClient:  func(words []string) { beDiskClient(words[0], words[1]) },
 	holder:      hold,
-	floorServer: func(words []string) error { return serveFloor(words[0], words[1]) },
+	floorServer: func(words []string) { serveFloor(words[0], words[1]) },
 }
 
 func main() {
 	if len(os.Args) > 2 && roles[os.Args[1]] != nil {
-		measure.Exit(roles[os.Args[1]](os.Args[2:]))
+		measure.Exit(caught(func() { roles[os.Args[1]](os.Args[2:]) }))
 	}
 	measure.Main(func(c context.Context) error {
 		ctx = c
 		unsetPassed()
-		return bench()
+		return caught(bench)
 	})
 }
 
@@ -85,28 +84,21 @@ func unsetPassed() {
 	}
 }
 
-func bench() (err error) {
-	if self, err = os.Executable(); err != nil {
-		return err
-	}
+func bench() {
+	self = got(os.Executable())
 	wanted := strings.Split(*only, ",")
 	for _, name := range wanted {
 		if name != "all" && !slices.ContainsFunc(programs, func(p program) bool { return p.name == name }) {
-			return fmt.Errorf("there is no program %q", name)
+			fail("there is no program %q", name)
 		}
 	}
 	if *oldCommit != "" {
-		remove, err := buildOld()
-		defer remove()
-		if err != nil {
-			return fmt.Errorf("build %s: %w", *oldCommit, err)
-		}
+		dir := got(os.MkdirTemp("", "sbxrun-old-"))
+		defer os.RemoveAll(dir)
+		buildOld(dir)
 	}
 	if *rawFile != "" {
-		f, err := os.Create(*rawFile)
-		if err != nil {
-			return err
-		}
+		f := got(os.Create(*rawFile))
 		defer f.Close()
 		raw = f
 	}
@@ -115,69 +107,43 @@ func bench() (err error) {
 		if path == "" {
 			continue
 		}
-		b, err := newBuild([]string{"A", "B"}[i], []string{"sbxrun", "sbxrun, old"}[i], path)
-		if b != nil {
-			defer b.close()
-		}
-		if err != nil {
-			return err
-		}
+		b := &build{letter: []string{"A", "B"}[i], name: []string{"sbxrun", "sbxrun, old"}[i]}
+		defer b.close()
+		b.copy(path)
 		builds = append(builds, b)
 	}
 	// Supervisors become our children, so that none stays as a zombie under a PID 1 that does not
 	// reap.
-	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
-		return err
-	}
+	must(unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 	if *judge != "" {
-		path, err := filepath.Abs(*judge)
-		if err != nil {
-			return err
-		}
-		*judge = path
+		*judge = got(filepath.Abs(*judge))
 	}
 	// Every sandbox shows this directory without a bind.
-	if err := os.Chdir("/usr"); err != nil {
-		return err
-	}
-	if err := measure.PrintMachine(); err != nil {
-		return err
-	}
+	must(os.Chdir("/usr"))
+	must(measure.PrintMachine())
 	for _, p := range programs {
-		if !slices.Contains(wanted, "all") && !slices.Contains(wanted, p.name) {
-			continue
-		}
-		if err := p.run(builds); err != nil {
-			return fmt.Errorf("%s: %w", p.name, err)
+		if slices.Contains(wanted, "all") || slices.Contains(wanted, p.name) {
+			if err := caught(func() { p.run(builds) }); err != nil {
+				fail("%s: %w", p.name, err)
+			}
 		}
 	}
-	return nil
 }
 
 // buildOld builds the commit in a temporary directory.
-func buildOld() (remove func(), err error) {
-	dir, err := os.MkdirTemp("", "sbxrun-old-")
-	if err != nil {
-		return func() {}, err
-	}
-	remove = func() { os.RemoveAll(dir) } // a copy
-	run := func(in, name string, args ...string) error {
+func buildOld(dir string) {
+	run := func(in, name string, args ...string) {
 		cmd := exec.CommandContext(ctx, name, args...)
 		cmd.Dir, cmd.Env, cmd.Stderr = in, append(os.Environ(), "CGO_ENABLED=0"), os.Stderr
 		if err := cmd.Run(); err != nil {
-			return fmt.Errorf("%s: %w", name, err)
+			fail("build %s: %s: %w", *oldCommit, name, err)
 		}
-		return nil
 	}
 	archive := filepath.Join(dir, "archive.tar")
-	if err := run("", "git", "archive", "--output", archive, *oldCommit); err != nil {
-		return remove, err
-	}
-	if err := run(dir, "tar", "-xf", archive); err != nil {
-		return remove, err
-	}
+	run("", "git", "archive", "--output", archive, *oldCommit)
+	run(dir, "tar", "-xf", archive)
 	*old = filepath.Join(dir, "bin", "sbxrun")
-	return remove, run(dir, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", filepath.Dir(*old)+"/", "./cmd/...")
+	run(dir, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", filepath.Dir(*old)+"/", "./cmd/...")
 }
 
 // reapOrphans reaps processes that were left to this subreaper, such as bwrap's PID 1. No other

@@ -2,7 +2,6 @@ package main
 
 import (
 	bits "encoding/binary"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -22,27 +21,21 @@ const netClient = "net-client"
 // host, and with those through a relay that only lets the kernel move the bytes. With two CPUs the
 // second copy takes time from the first. The client measures from its own start; the server is
 // this process.
-func networks(builds []*build) error {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return err
-	}
+func networks(builds []*build) {
+	l := got(net.Listen("tcp", "127.0.0.1:0"))
 	defer l.Close()
 	go serveBytes(l)
-	between, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return err
-	}
+	between := got(net.Listen("tcp", "127.0.0.1:0"))
 	defer between.Close()
 	go relayBytes(between, l.Addr().String())
 	size := int64(*megabytes) << 20
 	const short = 1000
-	in := func(b *build, proxied bool, server net.Listener, what string, n int64) func() (time.Duration, error) {
+	in := func(b *build, proxied bool, server net.Listener, what string, n int64) func() time.Duration {
 		flag := "host"
 		if proxied {
 			flag = "allow=" + server.Addr().String()
 		}
-		return func() (time.Duration, error) {
+		return func() time.Duration {
 			cmd := b.command("--cwd", "none", "--ro-bind", self+":/bench", "--net", flag, "--", "/bench", netClient, strconv.FormatBool(proxied), server.Addr().String(), what, strconv.FormatInt(n, 10))
 			return told(cmd)
 		}
@@ -57,11 +50,8 @@ func networks(builds []*build) error {
 		}
 		variants = append(variants, variant{"C", "direct", in(builds[0], false, l, m.what, m.n)},
 			variant{"D", "through a relay by splice(2)", in(builds[0], false, between, m.what, m.n)})
-		if _, err := compare("network", m.title, rounds(5), 1, variants); err != nil {
-			return err
-		}
+		compare("network", m.title, rounds(5), 1, variants)
 	}
-	return nil
 }
 
 // eachConn calls serve for each connection and then closes it.
@@ -109,69 +99,47 @@ func relayBytes(l net.Listener, server string) {
 }
 
 // beNetClient is the process in a sandbox. It prints the time.
-func beNetClient(args []string) error {
+func beNetClient(args []string) {
 	if len(args) != 4 {
-		return errors.New("want PROXIED SERVER WHAT N")
+		fail("want PROXIED SERVER WHAT N")
 	}
-	n, err := strconv.ParseInt(args[3], 10, 64)
-	if err != nil {
-		return err
-	}
+	n := got(strconv.ParseInt(args[3], 10, 64))
 	proxied := args[0] == "true"
-	var took time.Duration
 	if args[2] == "read" {
-		took, err = fetch(proxied, args[1], n)
-	} else {
-		var each []time.Duration
-		for range n {
-			took, err := fetch(proxied, args[1], 1)
-			if err != nil {
-				return err
-			}
-			each = append(each, took)
-		}
-		slices.Sort(each)
-		took = each[len(each)/2]
+		fmt.Println(fetch(proxied, args[1], n))
+		return
 	}
-	if err == nil {
-		fmt.Println(took)
+	var each []time.Duration
+	for range n {
+		each = append(each, fetch(proxied, args[1], 1))
 	}
-	return err
+	slices.Sort(each)
+	fmt.Println(each[len(each)/2])
 }
 
 // fetch connects and reads n bytes.
-func fetch(proxied bool, server string, n int64) (time.Duration, error) {
+func fetch(proxied bool, server string, n int64) time.Duration {
 	begin := time.Now()
 	address := server
 	if proxied {
 		address = "127.0.0.1:" + strconv.Itoa(network.ProxyPort)
 	}
-	c, err := net.Dial("tcp", address)
-	if err != nil {
-		return 0, err
-	}
+	c := got(net.Dial("tcp", address))
 	defer c.Close()
 	if proxied {
-		if _, err := fmt.Fprintf(c, "CONNECT %s HTTP/1.1\r\nHost: %s\r\n\r\n", server, server); err != nil {
-			return 0, err
-		}
+		got(fmt.Fprintf(c, "CONNECT %s HTTP/1.1\r\nHost: %s\r\n\r\n", server, server))
 		answer := make([]byte, 0, 256)
 		for !strings.HasSuffix(string(answer), "\r\n\r\n") {
-			if _, err := c.Read(answer[len(answer) : len(answer)+1]); err != nil {
-				return 0, err
-			}
+			got(c.Read(answer[len(answer) : len(answer)+1]))
 			answer = answer[:len(answer)+1]
 		}
 		if !strings.HasPrefix(string(answer), "HTTP/1.1 200 ") {
-			return 0, fmt.Errorf("the proxy said %q", answer)
+			fail("the proxy said %q", answer)
 		}
 	}
-	if _, err := c.Write(bits.BigEndian.AppendUint64([]byte{0}, uint64(n))); err != nil {
-		return 0, err
+	got(c.Write(bits.BigEndian.AppendUint64([]byte{0}, uint64(n))))
+	if read := got(io.Copy(io.Discard, struct{ io.Reader }{c})); read != n {
+		fail("%d bytes of %d", read, n)
 	}
-	got, err := io.Copy(io.Discard, struct{ io.Reader }{c})
-	if err == nil && got != n {
-		err = fmt.Errorf("%d bytes of %d", got, n)
-	}
-	return time.Since(begin), err
+	return time.Since(begin)
 }

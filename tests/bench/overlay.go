@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -30,32 +29,21 @@ const (
 // One sandbox has both, and the client in it measures. The floor is a kernel overlay without a
 // sandbox. Files that are read are in the page cache; files that are written were created by the
 // client, and each round starts after a sync.
-func overlays(builds []*build) error {
-	dir, err := os.MkdirTemp("/var/tmp", "sbxrun-bench-") // on a disk (hier(7))
-	if err != nil {
-		return err
-	}
+func overlays(builds []*build) {
+	dir := got(os.MkdirTemp("/var/tmp", "sbxrun-bench-")) // on a disk (hier(7))
 	defer os.RemoveAll(dir)
 	for _, sub := range []string{"under", "plain"} {
-		if err := errors.Join(os.MkdirAll(filepath.Join(dir, sub, "small"), 0o755), noise(filepath.Join(dir, sub, "big"), 256)); err != nil {
-			return err
-		}
+		must(os.MkdirAll(filepath.Join(dir, sub, "small"), 0o755))
+		noise(filepath.Join(dir, sub, "big"), 256)
 		for i := range diskSmall {
-			if err := os.WriteFile(filepath.Join(dir, sub, "small", fmt.Sprint(i)), make([]byte, diskBlock), 0o644); err != nil {
-				return err
-			}
+			must(os.WriteFile(filepath.Join(dir, sub, "small", fmt.Sprint(i)), make([]byte, diskBlock), 0o644))
 		}
 	}
 	b := builds[0]
-	if out, err := b.command("start", "--name", "disk", "--cwd", "none", "--ro-bind", self+":/bench", "--overlay", dir+"/under:/overlay", "--upper", dir+"/upper",
-		"--bind", dir+"/plain:/plain", "--timeout", "1800").CombinedOutput(); err != nil {
-		return fmt.Errorf("start: %w: %s", err, out)
-	}
-	defer func() { _, _ = b.killAll() }()
-	disk, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
+	b.do("start", "--name", "disk", "--cwd", "none", "--ro-bind", self+":/bench", "--overlay", dir+"/under:/overlay", "--upper", dir+"/upper",
+		"--bind", dir+"/plain:/plain", "--timeout", "1800")
+	defer func() { _ = caught(func() { b.killAll() }) }()
+	disk := got(os.Open(dir))
 	defer disk.Close()
 	alone := func(what, place string) *exec.Cmd {
 		cmd := exec.CommandContext(ctx, self, diskClient, what, place)
@@ -70,11 +58,9 @@ func overlays(builds []*build) error {
 	inside := func(what, place string) *exec.Cmd {
 		return b.command("exec", "disk", "--", "/bench", diskClient, what, place)
 	}
-	in := func(how func(what, place string) *exec.Cmd, what, place string) func() (time.Duration, error) {
-		return func() (time.Duration, error) {
-			if err := unix.Syncfs(int(disk.Fd())); err != nil {
-				return 0, err
-			}
+	in := func(how func(what, place string) *exec.Cmd, what, place string) func() time.Duration {
+		return func() time.Duration {
+			must(unix.Syncfs(int(disk.Fd())))
 			return told(how(what, place))
 		}
 	}
@@ -84,53 +70,46 @@ func overlays(builds []*build) error {
 		{"write", fmt.Sprintf("%d random writes of 4 KiB to a file that is in the layer, CPU time", diskWrites)},
 		{"sync", fmt.Sprintf("%d random writes of 4 KiB, and fdatasync", diskWrites)},
 	} {
-		if _, err := compare("overlay", m.title, rounds(9), 1, []variant{{"A", "overlay", in(inside, m.what, "/overlay")}, {"C", "bind", in(inside, m.what, "/plain")},
-			{"D", "overlayfs alone", in(alone, m.what, mounted+dir)}, {"E", "the directory alone", in(alone, m.what, dir+"/plain")}}); err != nil {
-			return err
-		}
+		compare("overlay", m.title, rounds(9), 1, []variant{{"A", "overlay", in(inside, m.what, "/overlay")}, {"C", "bind", in(inside, m.what, "/plain")},
+			{"D", "overlayfs alone", in(alone, m.what, mounted+dir)}, {"E", "the directory alone", in(alone, m.what, dir+"/plain")}})
 	}
-	return nil
 }
 
 // mounted is the prefix of a place that the client mounts itself: an overlay over a directory
 // "under", with its layer next to it, in its own mount namespace.
 const mounted = "overlay:"
 
-func mountOverlay(dir string) (place string, err error) {
+func mountOverlay(dir string) (place string) {
 	place = filepath.Join(dir, "alone")
 	options := fmt.Sprintf("lowerdir=%[1]s/under,upperdir=%[1]s/alone-upper,workdir=%[1]s/alone-work", dir)
 	if inner, err := os.ReadFile("/proc/self/uid_map"); err != nil || !strings.HasSuffix(strings.TrimSpace(string(inner)), "4294967295") {
 		options += ",userxattr" // in a user namespace (Linux 5.11)
 	}
 	for _, name := range []string{place, place + "-upper", place + "-work"} {
-		err = errors.Join(err, os.MkdirAll(name, 0o755))
+		must(os.MkdirAll(name, 0o755))
 	}
-	return place, errors.Join(err, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""), unix.Mount("overlay", place, "overlay", 0, options))
+	must(unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
+	must(unix.Mount("overlay", place, "overlay", 0, options))
+	return place
 }
 
 // beDiskClient is the process in a sandbox. It prints the time.
-func beDiskClient(what, place string) (err error) {
+func beDiskClient(what, place string) {
 	if dir, ok := strings.CutPrefix(place, mounted); ok {
-		if place, err = mountOverlay(dir); err != nil {
-			return err
-		}
+		place = mountOverlay(dir)
 	}
 	begin := used(what)
 	switch what {
 	case "read":
-		err = readAway(filepath.Join(place, "big"))
+		readAway(filepath.Join(place, "big"))
 	case "small":
 		for i := range diskSmall {
-			err = errors.Join(err, readAway(filepath.Join(place, "small", fmt.Sprint(i))))
+			readAway(filepath.Join(place, "small", fmt.Sprint(i)))
 		}
 	default:
-		begin, err = writeAbout(filepath.Join(place, "written"), what)
+		begin = writeAbout(filepath.Join(place, "written"), what)
 	}
-	if err != nil {
-		return err
-	}
-	_, err = fmt.Println(used(what) - begin)
-	return err
+	fmt.Println(used(what) - begin)
 }
 
 // used returns the CPU time of this process, which other processes affect least, or the wall-clock
@@ -145,15 +124,11 @@ func used(what string) time.Duration {
 	return time.Duration(now.Nano())
 }
 
-func readAway(name string) error {
-	f, err := os.Open(name)
-	if err != nil {
-		return err
-	}
+func readAway(name string) {
+	f := got(os.Open(name))
 	defer f.Close()
 	// Without WriteTo, to measure read(2).
-	_, err = io.CopyBuffer(struct{ io.Writer }{io.Discard}, struct{ io.Reader }{f}, make([]byte, 128<<10))
-	return err
+	got(io.CopyBuffer(struct{ io.Writer }{io.Discard}, struct{ io.Reader }{f}, make([]byte, 128<<10)))
 }
 
 // writeAbout creates the file block by block in the first round, starts writing at random, and
@@ -161,29 +136,22 @@ func readAway(name string) error {
 // file written in megabytes has folios of 1 MiB, and one that was copied up of 64 KiB (Linux 6.18,
 // ext4): a write of 4 KiB then takes 8 to 18 µs or 4 µs of CPU instead of 2, on an overlay and
 // without. The result would compare folios.
-func writeAbout(name, what string) (begin time.Duration, err error) {
-	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE, 0o644)
-	if err != nil {
-		return begin, err
-	}
+func writeAbout(name, what string) (begin time.Duration) {
+	f := got(os.OpenFile(name, os.O_WRONLY|os.O_CREATE, 0o644))
 	defer f.Close()
 	const size = 256 << 20
-	if st, err := f.Stat(); err != nil || st.Size() < size {
+	if got(f.Stat()).Size() < size {
 		for range size / diskBlock {
-			if _, err := f.Write(make([]byte, diskBlock)); err != nil {
-				return begin, err
-			}
+			got(f.Write(make([]byte, diskBlock)))
 		}
 	}
 	b := make([]byte, diskBlock)
 	begin = used(what)
 	for range diskWrites {
-		if _, err := f.WriteAt(b, rand.Int64N(size/diskBlock)*diskBlock); err != nil {
-			return begin, err
-		}
+		got(f.WriteAt(b, rand.Int64N(size/diskBlock)*diskBlock))
 	}
 	if what == "sync" {
-		err = unix.Fdatasync(int(f.Fd()))
+		must(unix.Fdatasync(int(f.Fd())))
 	}
-	return begin, err
+	return begin
 }

@@ -11,16 +11,13 @@ import (
 
 // snapshotted measures storing random data, and starting from it, against tar and zstd at the same
 // level, which neither sync nor hash.
-func snapshotted(builds []*build) error {
+func snapshotted(builds []*build) {
 	for _, mib := range []int{0, 100, 1000} {
 		s := &snapshotBench{b: builds[0]}
-		err := s.measure(mib)
+		err := caught(func() { s.measure(mib) })
 		s.close()
-		if err != nil {
-			return err
-		}
+		must(err)
 	}
-	return nil
 }
 
 // snapshotBench is a sandbox with data in its layer on disk.
@@ -36,43 +33,27 @@ func (s *snapshotBench) command(args ...string) *exec.Cmd {
 	return cmd
 }
 
-func (s *snapshotBench) do(args ...string) error {
-	out, err := s.command(args...).CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("%q: %w: %s", args, err, out)
-	}
-	return nil
-}
+func (s *snapshotBench) do(args ...string) { done(s.command(args...)) }
 
 func (s *snapshotBench) close() {
-	_ = s.do("kill", "--all", "--grace", "0") // leftovers show a failure
+	_ = caught(func() { s.do("kill", "--all", "--grace", "0") }) // leftovers show a failure
 	_ = os.RemoveAll(s.dir)
 	reapOrphans()
 }
 
-func (s *snapshotBench) measure(mib int) (err error) {
-	if s.dir, err = os.MkdirTemp("/var/tmp", "sbxrun-bench-"); err != nil {
-		return err
-	}
+func (s *snapshotBench) measure(mib int) {
+	s.dir = got(os.MkdirTemp("/var/tmp", "sbxrun-bench-"))
 	below, upper := filepath.Join(s.dir, "below"), filepath.Join(s.dir, "upper")
-	if err := os.Mkdir(below, 0o755); err != nil {
-		return err
-	}
-	if err := s.do("start", "--name", "full", "--cwd", "none", "--overlay", below+":/data", "--upper", upper); err != nil {
-		return err
-	}
+	must(os.Mkdir(below, 0o755))
+	s.do("start", "--name", "full", "--cwd", "none", "--overlay", below+":/data", "--upper", upper)
 	if mib > 0 {
-		if err := s.do("exec", "full", "dd", "if=/dev/urandom", "of=/data/file", "bs=1M", fmt.Sprintf("count=%d", mib)); err != nil {
-			return err
-		}
+		s.do("exec", "full", "dd", "if=/dev/urandom", "of=/data/file", "bs=1M", fmt.Sprintf("count=%d", mib))
 	}
 	// Each snapshot is removed with its layer, so that the layer is stored again.
-	take := variant{"A", "sbxrun snapshot", func() (time.Duration, error) {
-		took, err := elapsed(quiet(s.command("snapshot", "create", "full", "--name", "s")))
-		if err == nil {
-			err = s.do("snapshot", "rm", "s")
-		}
-		return took, err
+	take := variant{"A", "sbxrun snapshot", func() time.Duration {
+		took := elapsed(quiet(s.command("snapshot", "create", "full", "--name", "s")))
+		s.do("snapshot", "rm", "s")
+		return took
 	}}
 	packed := filepath.Join(s.dir, "packed.tar.zst")
 	shell := func(script string) *exec.Cmd {
@@ -80,47 +61,36 @@ func (s *snapshotBench) measure(mib int) (err error) {
 	}
 	n := rounds(7)
 	tar := fmt.Sprintf("tar -C %s/0/upper -c . | zstd -q -T0 -3 -f -o %s", upper, packed)
-	alone := variant{"B", "tar | zstd -T0 -3", func() (time.Duration, error) { return elapsed(shell(tar)) }}
-	synced := variant{"C", "the same, and sync", func() (time.Duration, error) { return elapsed(shell(tar + "; sync " + packed)) }}
-	if _, err := compare("snapshot", fmt.Sprintf("%d MiB of random data in a layer on disk are kept", mib), n, 1, []variant{take, alone, synced}); err != nil {
-		return err
-	}
-	if err := s.do("snapshot", "create", "full", "--name", "s"); err != nil {
-		return err
-	}
-	return s.restore(mib, n, packed)
+	alone := variant{"B", "tar | zstd -T0 -3", func() time.Duration { return elapsed(shell(tar)) }}
+	synced := variant{"C", "the same, and sync", func() time.Duration { return elapsed(shell(tar + "; sync " + packed)) }}
+	compare("snapshot", fmt.Sprintf("%d MiB of random data in a layer on disk are kept", mib), n, 1, []variant{take, alone, synced})
+	s.do("snapshot", "create", "full", "--name", "s")
+	s.restore(mib, n, packed)
 }
 
 // restore measures the start from a snapshot.
-func (s *snapshotBench) restore(mib, n int, packed string) error {
-	start := func(flags ...string) (time.Duration, error) {
+func (s *snapshotBench) restore(mib, n int, packed string) {
+	start := func(flags ...string) time.Duration {
 		s.n++
 		name := fmt.Sprintf("again%d", s.n)
-		took, err := elapsed(quiet(s.command(append([]string{"start", "--name", name, "--cwd", "none"}, flags...)...)))
-		if err == nil {
-			err = s.do("kill", "--grace", "0", name)
-		}
-		return took, err
+		took := elapsed(quiet(s.command(append([]string{"start", "--name", name, "--cwd", "none"}, flags...)...)))
+		s.do("kill", "--grace", "0", name)
+		return took
 	}
 	to := filepath.Join(s.dir, "unpacked")
-	_, err := compare("snapshot", fmt.Sprintf("%d MiB of random data are restored", mib), n, 1, []variant{
-		{"A", "start --from, not unpacked yet", func() (time.Duration, error) {
-			if err := s.do("cleanup"); err != nil {
-				return 0, err
-			}
+	compare("snapshot", fmt.Sprintf("%d MiB of random data are restored", mib), n, 1, []variant{
+		{"A", "start --from, not unpacked yet", func() time.Duration {
+			s.do("cleanup")
 			return start("--from", "s")
 		}},
-		{"B", "start --from", func() (time.Duration, error) { return start("--from", "s") }},
-		{"C", "zstd -d | tar", func() (time.Duration, error) {
-			if err := os.RemoveAll(to); err != nil {
-				return 0, err
-			}
+		{"B", "start --from", func() time.Duration { return start("--from", "s") }},
+		{"C", "zstd -d | tar", func() time.Duration {
+			must(os.RemoveAll(to))
 			script := strings.Join([]string{"mkdir " + to, "zstd -q -dc " + packed + " | tar -x -C " + to}, "; ")
 			return elapsed(exec.CommandContext(ctx, "bash", "-euo", "pipefail", "-c", script))
 		}},
-		{"D", "start, without a snapshot", func() (time.Duration, error) { return start() }},
+		{"D", "start, without a snapshot", func() time.Duration { return start() }},
 	})
-	return err
 }
 
 // quiet drops a command's output; elapsed reports its failure.

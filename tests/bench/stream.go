@@ -25,39 +25,26 @@ const (
 
 // streams compares throughput of output: as JSON lines, with encoding/json alone for the same
 // text; and by offset, with cat through a pipe.
-func streams(builds []*build) error {
-	dir, err := os.MkdirTemp("", "sbxrun-bench-")
-	if err != nil {
-		return err
-	}
+func streams(builds []*build) {
+	dir := got(os.MkdirTemp("", "sbxrun-bench-"))
 	defer os.RemoveAll(dir)
-	if err := os.Chmod(dir, 0o755); err != nil {
-		return err
-	}
+	must(os.Chmod(dir, 0o755))
 	text := strings.Repeat(line, textSize/len(line)+1)[:textSize]
-	if err := os.WriteFile(filepath.Join(dir, "text"), []byte(text), 0o644); err != nil {
-		return err
-	}
+	must(os.WriteFile(filepath.Join(dir, "text"), []byte(text), 0o644))
 	times := max(1, *megabytes<<20/textSize)
 	size := int64(times) * textSize
-	s, err := builds[0].serve(fmt.Sprintf("[call]\nmax_timeout = \"1h\"\ntimeout = \"1h\"\n[tenant]\nmax_output = \"64G\"\noutput = \"64G\"\n[calls]\noutput = \"64G\"\n[sandbox]\nmounts = [\"%s:/data\"]\n", dir))
-	if err != nil {
-		return err
-	}
+	s := builds[0].serve(fmt.Sprintf("[call]\nmax_timeout = \"1h\"\ntimeout = \"1h\"\n[tenant]\nmax_output = \"64G\"\noutput = \"64G\"\n[calls]\noutput = \"64G\"\n[sandbox]\nmounts = [\"%s:/data\"]\n", dir))
 	defer s.close()
 	call := measure.Object{"argv": append([]string{"cat"}, slices.Repeat([]string{"/data/text"}, times)...), "limits": measure.Object{"max_output": size + 1}}
 	variants := []variant{
-		{"A", "NDJSON", func() (time.Duration, error) { return s.read("/v1/run?stream=1", call, size) }},
-		{"B", "encoding/json alone", func() (time.Duration, error) { return encode(text, times) }},
-		{"C", "by offset", func() (time.Duration, error) { return s.byOffset(call, size) }},
-		{"D", "cat through a pipe", func() (time.Duration, error) { return pipe(filepath.Join(dir, "text"), times) }},
+		{"A", "NDJSON", func() time.Duration { return s.read("/v1/run?stream=1", call, size) }},
+		{"B", "encoding/json alone", func() time.Duration { return encode(text, times) }},
+		{"C", "by offset", func() time.Duration { return s.byOffset(call, size) }},
+		{"D", "cat through a pipe", func() time.Duration { return pipe(filepath.Join(dir, "text"), times) }},
 	}
 	before := s.peak()
-	if _, err := compare("stream", fmt.Sprintf("%d MiB of output; ratios of rates are the inverse", size>>20), rounds(3), 1, variants); err != nil {
-		return err
-	}
+	compare("stream", fmt.Sprintf("%d MiB of output; ratios of rates are the inverse", size>>20), rounds(3), 1, variants)
 	fmt.Printf("  the server's memory at its peak: before %s, after %s\n\n", before, s.peak())
-	return nil
 }
 
 // peak returns the server's peak memory.
@@ -68,25 +55,19 @@ func (s *server) peak() string {
 }
 
 // read makes a call, and reads the answer, which is longer than size, as it comes.
-func (s *server) read(path string, call any, size int64) (time.Duration, error) {
-	c, err := s.dial()
-	if err != nil {
-		return 0, err
-	}
+func (s *server) read(path string, call any, size int64) time.Duration {
+	c := s.dial()
 	defer c.Close()
 	begin := time.Now()
-	answer, err := c.Begin(measure.Post(path, call, ""))
-	if err != nil {
-		return 0, err
-	}
+	answer := got(c.Begin(measure.Post(path, call, "")))
 	defer answer.Body.Close()
 	last := &tail{}
-	n, err := io.CopyBuffer(last, answer.Body, make([]byte, 256<<10))
+	n := got(io.CopyBuffer(last, answer.Body, make([]byte, 256<<10)))
 	took := time.Since(begin)
-	if err == nil && (n < size || !bytes.Contains(last.end, []byte(`"exit_code":0`))) {
-		err = fmt.Errorf("%d bytes, which end with %.600s", n, last.end)
+	if n < size || !bytes.Contains(last.end, []byte(`"exit_code":0`)) {
+		fail("%d bytes, which end with %.600s", n, last.end)
 	}
-	return took, err
+	return took
 }
 
 // tail keeps the end of what is written to it.
@@ -100,7 +81,7 @@ func (t *tail) Write(b []byte) (int, error) {
 }
 
 // encode measures encoding/json alone, with pieces of the server's size.
-func encode(text string, times int) (time.Duration, error) {
+func encode(text string, times int) time.Duration {
 	const piece = 32 << 10
 	enc := json.NewEncoder(io.Discard)
 	enc.SetEscapeHTML(false)
@@ -111,61 +92,41 @@ func encode(text string, times int) (time.Duration, error) {
 				Event string `json:"event"`
 				Text  string `json:"text"`
 			}{"stdout", text[at:min(at+piece, len(text))]}
-			if err := enc.Encode(event); err != nil {
-				return 0, err
-			}
+			must(enc.Encode(event))
 		}
 	}
-	return time.Since(begin), nil
+	return time.Since(begin)
 }
 
 // byOffset starts a detached call and follows its output.
-func (s *server) byOffset(call any, size int64) (time.Duration, error) {
-	c, err := s.dial()
-	if err != nil {
-		return 0, err
-	}
+func (s *server) byOffset(call any, size int64) time.Duration {
+	c := s.dial()
 	defer c.Close()
 	begin := time.Now()
-	text, err := c.Ask(measure.Post("/v1/calls", call, ""))
-	if err != nil {
-		return 0, err
-	}
+	text := got(c.Ask(measure.Post("/v1/calls", call, "")))
 	var made struct{ ID string }
-	if err := json.Unmarshal(text, &made); err != nil {
-		return 0, err
-	}
-	answer, err := c.Begin(fmt.Appendf(nil, "GET /v1/calls/%s/output?from=0&follow=1 HTTP/1.1\r\nHost: sbxrun\r\n\r\n", made.ID))
-	if err != nil {
-		return 0, err
-	}
-	n, err := io.CopyBuffer(struct{ io.Writer }{io.Discard}, answer.Body, make([]byte, 256<<10))
+	must(json.Unmarshal(text, &made))
+	answer := got(c.Begin(fmt.Appendf(nil, "GET /v1/calls/%s/output?from=0&follow=1 HTTP/1.1\r\nHost: sbxrun\r\n\r\n", made.ID)))
+	n := got(io.CopyBuffer(struct{ io.Writer }{io.Discard}, answer.Body, make([]byte, 256<<10)))
 	took := time.Since(begin)
-	if err == nil && n != size {
-		err = fmt.Errorf("%d bytes of %d, %s", n, size, answer.Status)
+	if n != size {
+		fail("%d bytes of %d, %s", n, size, answer.Status)
 	}
-	if err != nil {
-		return 0, err
-	}
-	_, err = c.Ask(fmt.Appendf(nil, "DELETE /v1/calls/%s HTTP/1.1\r\nHost: sbxrun\r\n\r\n", made.ID))
-	return took, err
+	got(c.Ask(fmt.Appendf(nil, "DELETE /v1/calls/%s HTTP/1.1\r\nHost: sbxrun\r\n\r\n", made.ID)))
+	return took
 }
 
 // pipe measures cat of the same through a pipe.
-func pipe(name string, times int) (time.Duration, error) {
+func pipe(name string, times int) time.Duration {
 	r, w, err := os.Pipe()
-	if err != nil {
-		return 0, err
-	}
+	must(err)
 	defer r.Close()
 	cmd := exec.CommandContext(ctx, "cat", slices.Repeat([]string{name}, times)...)
 	cmd.Stdout = w
 	begin := time.Now()
 	err = cmd.Start()
 	w.Close()
-	if err != nil {
-		return 0, err
-	}
+	must(err)
 	buf := make([]byte, 32<<10)
 	for {
 		n, err := unix.Read(int(r.Fd()), buf)
@@ -173,5 +134,7 @@ func pipe(name string, times int) (time.Duration, error) {
 			break
 		}
 	}
-	return time.Since(begin), cmd.Wait()
+	took := time.Since(begin)
+	must(cmd.Wait())
+	return took
 }
