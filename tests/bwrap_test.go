@@ -141,16 +141,24 @@ func TestLargeIDs(t *testing.T) {
 	}
 }
 
-// The error names a missing /tmp, which bubblewrap needs, as the cause.
-func TestRootWithoutTmp(t *testing.T) {
-	t.Parallel()
-	wrap := []string{"bwrap", "--dev-bind", "/dev", "/dev", "--ro-bind", "/usr", "/usr", "--ro-bind", "/etc", "/etc", "--symlink", "usr/bin", "/bin", "--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64",
-		"--bind", "/proc", "/proc", "--ro-bind", harness.Binary(t), "/sbxrun", "--dir", "/run", "--chdir", "/usr", "--unshare-user"}
-	// The harness appends the program's path on the host.
-	o := harness.Options{Bare: true, Dir: "/usr", Wrap: append(wrap, "sh", "-c", `shift; exec /sbxrun "$@"`, "-")}
+// bareHost returns options to run /sbxrun, as an ordinary user, on a host that has only the directories of the system, and those
+// that flags of bwrap add.
+func bareHost(t *testing.T, flags ...string) harness.Options {
+	t.Helper()
+	o := harness.Options{Bare: true, Dir: "/usr", Wrap: append([]string{"bwrap", "--dev-bind", "/dev", "/dev", "--ro-bind", "/usr", "/usr", "--ro-bind", "/etc", "/etc", "--symlink", "usr/bin", "/bin", "--symlink", "usr/lib", "/lib",
+		"--symlink", "usr/lib64", "/lib64", "--bind", "/proc", "/proc", "--ro-bind", harness.Binary(t), "/sbxrun", "--dir", "/run", "--chdir", "/usr", "--unshare-user"}, flags...)}
 	if harness.Root() {
 		o.Attr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 61000, Gid: 61000}}
 	}
+	return o
+}
+
+// The error names a missing /tmp, which bubblewrap needs, as the cause.
+func TestRootWithoutTmp(t *testing.T) {
+	t.Parallel()
+	o := bareHost(t)
+	// The harness appends the program's path on the host.
+	o.Wrap = append(o.Wrap, "sh", "-c", `shift; exec /sbxrun "$@"`, "-")
 	harness.Start(t, o, "true").Wait().Exits(t, 125).ErrHas(t, "bubblewrap needs a directory /tmp: ").ErrHas(t, "mkdir -m 1777 /tmp")
 }
 

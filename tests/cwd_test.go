@@ -2,6 +2,7 @@ package tests
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -268,5 +269,46 @@ func TestCurrentDirectoryExchanged(t *testing.T) {
 			t.Logf("%d showed the directory", right)
 			stop()
 		})
+	}
+}
+
+// If the path of the current directory contains symbolic links, the sandbox has them, too.
+func TestLinkedWorkdir(t *testing.T) {
+	t.Parallel()
+	dir := harness.SharedDir(t)
+	check.Must(t, errors.Join(os.MkdirAll(filepath.Join(dir, "var/home/me/project"), 0o755), os.Symlink("var/home", filepath.Join(dir, "home")), os.Symlink(dir+"/home/me", filepath.Join(dir, "me"))))
+	for _, name := range []string{"home/me/project", "me/project"} {
+		at := filepath.Join(dir, name)
+		o := harness.Options{Wrap: []string{"sh", "-c", `cd "$0" && exec "$@"`, at}}
+		for _, flags := range [][]string{nil, {"--cwd", "ro", "--workdir", at}, {"--cwd", "overlay"}} {
+			r := harness.Run(t, o, append(flags, "sh", "-c", `cd "$0" && pwd -P`, at)...).Expect(t, 0, "exited")
+			got := strings.TrimSpace(string(r.Stdout))
+			check.That(t, got == dir+"/var/home/me/project", "%s, %q: %s%s", name, flags, got, r.Stderr)
+		}
+	}
+}
+
+// If /home is a symbolic link, $PWD in it leads to the current directory in the sandbox, too, although the sandbox has a
+// /home of its own.
+func TestLinkedHome(t *testing.T) {
+	t.Parallel()
+	dir, tree := harness.SharedDir(t), rootTree(t)
+	for _, name := range []string{"me/project", "sandbox/project"} {
+		check.Must(t, errors.Join(os.MkdirAll(filepath.Join(dir, name), 0o755), os.WriteFile(filepath.Join(dir, name, "file"), []byte("text\n"), 0o644)))
+	}
+	check.Must(t, errors.Join(os.Symlink("/home/me/project", filepath.Join(dir, "me/link")), os.Mkdir(filepath.Join(tree, "usr"), 0o755)))
+	for _, link := range []string{"/var/home", "var/home", "usr/../var/home"} {
+		for at, real := range map[string]string{"/home/me/project": "/var/home/me/project", "/home/sandbox/project": "/var/home/sandbox/project", "/home/me/link": "/var/home/me/project"} {
+			o := bareHost(t, "--dir", "/tmp", "--bind", dir, "/var/home", "--ro-bind", tree, "/tree", "--symlink", link, "/home")
+			o.Wrap = append(o.Wrap, "sh", "-c", `cd "$0" && shift && exec /sbxrun "$@"`, at)
+			for _, flags := range [][]string{nil, {"--cwd", "ro", "--workdir", at}, {"--rootfs", "/tree", "--cwd", "ro", "--workdir", at}} {
+				r := harness.Start(t, o, append(flags, "sh", "-c", `cat "$0/file" && pwd -P && ls "$HOME"`, at)...).Wait()
+				want := "text\n" + real + "\n"
+				if at == "/home/sandbox/project" {
+					want += "project\n" // in the sandbox's own home
+				}
+				check.That(t, r.ExitCode == 0 && string(r.Stdout) == want, "%s, %s, %q: exit code %d, %s%s", link, at, flags, r.ExitCode, r.Stdout, r.Stderr)
+			}
+		}
 	}
 }

@@ -39,51 +39,6 @@ func node(t *testing.T, name string, gid int, mode uint32) bool {
 	return true
 }
 
-// roots returns the flags for the host's root and for another one.
-func roots(t *testing.T) map[string][]string {
-	t.Helper()
-	return map[string][]string{"host": nil, "rootfs": {"--rootfs", rootTree(t)}}
-}
-
-// A device can be opened by its path or as a CDI device. Nothing else of /dev is shown, and the report names it.
-func TestDevices(t *testing.T) {
-	t.Parallel()
-	spec := cdiSpec(t, `
-deviceNodes:
-- path: /dev/sub/thing
-  hostPath: /dev/zero
-- path: /dev/thing
-  hostPath: /dev/full
-env: [THING=spec, OTHER=spec, PATH=/none]`)
-	for root, flags := range roots(t) {
-		for name, tt := range map[string]struct {
-			args []string
-			want string
-		}{
-			"path":      {[]string{"--device", "/dev/full", "sh", "-c", "echo x 2>/dev/null >/dev/full || echo full; ls /dev"}, "full\ncore\nfd\nfull\nnull\nptmx\npts\nrandom\nshm\nstderr\nstdin\nstdout\ntty\nurandom\nzero\n"},
-			"CDI":       {[]string{"--device", "v.com/thing=all", "sh", "-c", "echo x >/dev/sub/thing && echo written; echo x 2>/dev/null >/dev/thing || echo full; ls /dev/sub"}, "written\nfull\nthing\n"},
-			"variables": {[]string{"--device", "v.com/thing=all", "--env", "OTHER=mine", "sh", "-c", "echo $THING $OTHER"}, "spec mine\n"},
-			"twice":     {[]string{"--device", "/dev/full", "--device", "v.com/thing=all", "--device", "v.com/thing=all", "--device", "/dev/full", "ls", "/dev/thing"}, "/dev/thing\n"},
-			"/sys":      {[]string{"--device", "/dev/full", "sh", "-c", "cd /sys/devices/system && ls -d /sys/dev/char && { mkdir /sys/devices/x 2>/dev/null || echo read-only; }"}, "/sys/dev/char\nread-only\n"},
-			"none":      {[]string{"sh", "-c", "ls /sys; ls /dev/sub 2>/dev/null; echo $THING"}, "devices\n\n"},
-		} {
-			t.Run(root+"/"+name, func(t *testing.T) {
-				t.Parallel()
-				r := harness.Run(t, harness.Options{Env: []string{spec}}, append(append([]string{"--cwd", "none"}, flags...), tt.args...)...).Expect(t, 0, "exited")
-				got := string(r.Stdout)
-				check.That(t, got == tt.want, "printed %q, want %q; %s", got, tt.want, r.Stderr)
-				var want []string
-				for i, arg := range tt.args {
-					if arg == "--device" {
-						want = append(want, tt.args[i+1])
-					}
-				}
-				check.That(t, slices.Equal(r.Report.Devices, want), "the report has devices %q, want %q", r.Report.Devices, want)
-			})
-		}
-	}
-}
-
 // The files, links and libraries of a CDI device are shown in a root directory, without covering its links. With the
 // host's root they are there already.
 func TestDevicesFiles(t *testing.T) {
@@ -138,36 +93,6 @@ func libraryOf(t *testing.T, program string) string {
 	return paths[i]
 }
 
-// A device that a sandbox may not or could not open is an error, not a device that fails later.
-func TestDevicesErrors(t *testing.T) {
-	t.Parallel()
-	dir := harness.Dir(t)
-	check.Must(t, unix.Mkfifo(dir+"/pipe", 0o666))
-	check.Must(t, os.Symlink("/dev/tty", dir+"/tty"))
-	wrong := cdiSpec(t, "\ndeviceNodes:\n- path: /dev/zero\n  major: 1\n  minor: 7")
-	for name, tt := range map[string]struct {
-		device, spec, want string
-	}{
-		"unknown":    {"v.com/thing=none", wrong, "no CDI specification defines it; known devices: v.com/thing=all\n"},
-		"no specs":   {"v.com/thing=all", "SBXRUN_CDI_DIRS=/none", "no CDI specification defines it; there are none in /none"},
-		"relative":   {"zero", wrong, "want a CDI name such as nvidia.com/gpu=all, or the absolute path of a character device"},
-		"missing":    {dir + "/none", wrong, "no such file or directory\n"},
-		"a file":     {"/etc/passwd", wrong, "not a character device"},
-		"a pipe":     {dir + "/pipe", wrong, "not a character device"},
-		"a terminal": {"/dev/tty", wrong, "no sandbox may have it: it is a terminal of the host\n"},
-		"a link":     {dir + "/tty", wrong, "no sandbox may have it: it is a terminal of the host\n"},
-		"in /proc":   {"/proc/self/fd/0", wrong, `cannot mount at "/proc/self/fd/0" for a device: /proc/self/fd/0 of the sandbox cannot be replaced`},
-		"number":     {"v.com/thing=all", wrong, "its number is 1:5, but the specification has 1:7"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r := harness.Run(t, harness.Options{Env: []string{tt.spec}}, "--cwd", "none", "--device", tt.device, "true")
-			got := string(r.Stderr)
-			check.That(t, r.ExitCode == 125 && strings.Count(got, "\n") == 1 && strings.Contains(got, tt.want), "exit code %d: %s", r.ExitCode, got)
-		})
-	}
-}
-
 // Root's sandboxes get the group of a device node, also in execs, but never root's group. An ordinary user's sandboxes
 // keep the user's groups.
 func TestDevicesGroups(t *testing.T) {
@@ -201,34 +126,4 @@ func TestDevicesGroups(t *testing.T) {
 	b := s.Sandbox(harness.Options{}, "--name", "box", "--cwd", "none", "--device", dir+"/group")
 	s.Start(harness.Options{}, "inspect", "box", "--json").Wait().OutHas(t, `"devices":["`+dir+`/group"]`)
 	b.Exec(harness.Options{}, nil, "sh", "-c", fmt.Sprintf(open, dir, "group")).Expect(t, 0, "exited")
-}
-
-// Devices work in an image, read-only or writable. Their variables override the image's, and --env overrides both.
-func TestDevicesImage(t *testing.T) {
-	t.Parallel()
-	s := harness.NewState(t)
-	imageOf(t, s, "app:1")
-	spec := cdiSpec(t, `
-deviceNodes:
-- path: /dev/thing
-  hostPath: /dev/zero
-env: [APP=spec, THING=spec, LANG=spec, PATH=/none]
-mounts:
-- hostPath: /etc/hosts
-  containerPath: /bin/../opt/bin/hosts
-hooks:
-- hookName: createContainer
-  path: /usr/bin/nvidia-ctk
-  args: [nvidia-ctk, hook, create-symlinks, --link, hosts::/bin/link]`)
-	for name, flags := range map[string][]string{"read-only": nil, "writable": layer(t, "--overlay", "/")} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			args := append(append([]string{}, flags...), "--cwd", "none", "--image", "app:1", "--device", "v.com/thing=all", "--env", "THING=mine", "sh", "-c",
-				"echo x >/dev/thing && echo $APP $THING $LANG && cat /opt/bin/link >/dev/null && ls /bin/ls && ls -ld /bin/link")
-			r := s.Start(harness.Options{Env: []string{spec}}, args...).Wait()
-			if got := string(r.Stdout); r.ExitCode != 0 || !strings.HasPrefix(got, "spec mine spec\n/bin/ls\n") || !strings.HasSuffix(got, "/bin/link -> hosts\n") {
-				t.Errorf("exit code %d, printed %q; %s", r.ExitCode, got, r.Stderr)
-			}
-		})
-	}
 }

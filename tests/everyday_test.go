@@ -240,17 +240,6 @@ func TestEverydayExecHint(t *testing.T) {
 	check.That(t, r.ExitCode != 0 && !strings.Contains(string(r.Stderr), "hint"), "into a pipe: exit code %d, %s", r.ExitCode, r.Stderr)
 }
 
-// start warns too.
-func TestEverydayStartWarns(t *testing.T) {
-	t.Parallel()
-	s := harness.NewState(t)
-	dir := harness.Dir(t)
-	check.Must(t, os.WriteFile(filepath.Join(dir, "sleep"), []byte("#!/bin/sh\n"), 0o755))
-	_, r := s.TrySandbox(harness.Options{Env: []string{"PATH=" + dir + ":" + harness.Path}}, "sleep", "600")
-	want := "sleep is /usr/bin/sleep in the sandbox, but " + dir + "/sleep outside"
-	check.That(t, r.ExitCode == 0 && strings.Contains(string(r.Stderr), want), "exit code %d, stderr %q, want %s", r.ExitCode, r.Stderr, want)
-}
-
 // A reached limit gives a hint, where one can be set.
 func TestEverydayTasks(t *testing.T) {
 	t.Parallel()

@@ -21,16 +21,15 @@ func TestExecDetach(t *testing.T) {
 	deadline, begin := harness.Scaled(time.Second), time.Now()
 	d := b.Detach([]string{"--timeout", deadline.String()}, "sh", "-c", "echo up >/tmp/up; setsid sleep 600 & sleep 600")
 	check.That(t, !d.Supervisor.Ended() || time.Since(begin) >= deadline, "it has ended")
-	r := d.Ended()
-	check.That(t, r.Cause == "timeout" && r.ExitCode == 124 && r.Teardown.Verdict == "proven", "%s", r.Raw())
+	r := d.Ended().Expect(t, 124, "timeout")
+	check.Equal(t, r.Teardown.Verdict, "proven")
 	harness.Within(t, "the command", time.Duration(r.DurationMS*float64(time.Millisecond)), deadline, deadline+300*time.Millisecond)
 	check.Equal(t, string(b.Exec(harness.Options{}, nil, "cat", "/tmp/up").Stdout), "up\n")
 	// It keeps the sandbox from being idle.
 	b = s.Sandbox(harness.Options{}, "--idle-timeout", harness.Scaled(time.Second).String())
 	d = b.Detach(nil, "sleep", strconv.FormatFloat(harness.Scaled(2*time.Second).Seconds(), 'f', -1, 64))
-	rep := d.Ended()
+	d.Ended().Expect(t, 0, "exited")
 	b.Ended()
-	check.That(t, rep.Cause == "exited" && rep.ExitCode == 0, "%s", rep.Raw())
 	// A command that cannot start is reported at once.
 	b = s.Sandbox(harness.Options{})
 	for _, args := range [][]string{{"exec", "-d", "nobody", "true"}, {"exec", "-d", b.ID, "nosuch-command"}, {"exec", "-d", "-t", b.ID, "true"}} {
@@ -94,9 +93,8 @@ func TestExecHandle(t *testing.T) {
 	check.That(t, (one.Handle == "web/"+one.ID || one.Handle == b.ID+"/"+one.ID) && two.Handle == b.ID+"/"+two.ID, "handles %q and %q", one.Handle, two.Handle)
 	r := s.Run("ps")
 	check.That(t, len(harness.Lines(r.Stdout)) == 2, "sandboxes and execs in one list:\n%s", r.Stdout)
-	if all := ps(); len(all) != 2 || all[0].ID != one.ID || all[0].Sandbox != b.ID || all[0].Status != "running" || !all[0].Alive || all[0].Argv[0] != "sh" || all[1].ID != two.ID {
-		t.Errorf("ps: %+v", all)
-	}
+	all := ps()
+	check.That(t, len(all) == 2 && all[0].ID == one.ID && all[0].Sandbox == b.ID && all[0].Status == "running" && all[0].Alive && all[0].Argv[0] == "sh" && all[1].ID == two.ID, "ps: %+v", all)
 	s.Run("ps", "web").OutHas(t, "web/"+two.ID+"  running  ")
 	follower := s.Start(harness.Options{}, "logs", "-f", "web/"+one.ID[:8])
 	follower.WaitOutput("out\n")
@@ -110,7 +108,7 @@ func TestExecHandle(t *testing.T) {
 	waiter.Wait().Exits(t, 7)
 	follower.Wait().Exits(t, 0).Out(t, "out\n\x00end").Err(t, "err\n")
 	one.Ended()
-	all := ps()
+	all = ps()
 	check.That(t, len(all) == 1 && all[0].ID == two.ID, "ps when one has ended: %+v", all)
 	all = ps("--all")
 	check.That(t, len(all) == 2 && all[0].Status == "failed" && *all[0].ExitCode == 7 && all[0].Report.Teardown.Verdict == "proven", "ps --all: %+v", all)
@@ -120,15 +118,11 @@ func TestExecHandle(t *testing.T) {
 
 	// kill ends only this one. A second kill succeeds and reports how it ended.
 	three := b.Detach(nil, "sleep", "600")
-	if all := kill(t, s, 0, "--grace", "0.1", "web/"+two.ID); len(all) != 1 || all[0].ID != two.ID || all[0].Status != "killed" || all[0].Verdict != "proven" || all[0].Already {
-		t.Errorf("kill: %+v", all)
-	}
-	if r := two.Ended(); r.Cause != "killed" || r.ExitCode != 137 {
-		t.Errorf("%s", r.Raw())
-	}
-	if all := kill(t, s, 0, two.Handle); !all[0].Already || *all[0].ExitCode != 137 {
-		t.Errorf("kill again: %+v", all)
-	}
+	k := kill(t, s, 0, "--grace", "0.1", "web/"+two.ID)
+	check.That(t, len(k) == 1 && k[0].ID == two.ID && k[0].Status == "killed" && k[0].Verdict == "proven" && !k[0].Already, "kill: %+v", k)
+	two.Ended().Expect(t, 137, "killed")
+	k = kill(t, s, 0, two.Handle)
+	check.That(t, k[0].Already && *k[0].ExitCode == 137, "kill again: %+v", k)
 	b.Alive()
 	check.That(t, !three.Supervisor.Ended(), "another one has ended as well")
 	s.Run("kill", "--signal", "INT", three.Handle).Exits(t, 0).Out(t, "web/"+three.ID+" killed, everything of it is gone (proven)\n")
@@ -157,15 +151,11 @@ func TestExecHandleLogMax(t *testing.T) {
 	s := harness.NewState(t)
 	b := s.Sandbox(harness.Options{})
 	d := b.Detach([]string{"--max-output", "10"}, "sh", "-c", "echo 0123456789abcdef; echo short >&2")
-	if r := d.Ended(); r.Cause != "exited" {
-		t.Errorf("%s", r.Raw())
-	}
+	d.Ended().Expect(t, 0, "exited")
 	r := s.Run("logs", d.Handle)
 	check.That(t, string(r.Stdout) == "0123456789" && strings.HasPrefix(string(r.Stderr), "short\nsbxrun: stdout is incomplete: the command wrote 17 bytes"), "%q %q", r.Stdout, r.Stderr)
 	d = b.Detach([]string{"--max-output", "10", "--output-limit", "kill"}, "sh", "-c", "echo 0123456789abcdef; exec sleep 600")
-	if r := d.Ended(); r.Cause != "output-limit" || r.ExitCode != 153 {
-		t.Errorf("%s", r.Raw())
-	}
+	d.Ended().Expect(t, 153, "output-limit")
 	s.Run("wait", d.Handle).Exits(t, 153)
 }
 
@@ -197,7 +187,6 @@ func TestExecHandleStopped(t *testing.T) {
 	all := kill(t, s, 0, "--grace", "0", d.Handle)
 	check.That(t, all[0].Status == "killed" && all[0].Verdict == "proven" && all[0].Error == nil, "kill: %+v", all)
 	check.Must(t, d.Supervisor.Signal(unix.SIGCONT))
-	r := d.Ended()
-	check.That(t, r.Cause == "killed" && r.ExitCode == 137, "%s", r.Raw())
+	d.Ended().Expect(t, 137, "killed")
 	b.Alive()
 }

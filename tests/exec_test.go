@@ -17,37 +17,6 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// exec passes on exit codes and stdin, and reports a command that does not exist or is not executable.
-func TestExecCodes(t *testing.T) {
-	t.Parallel()
-	b := harness.NewState(t).Sandbox(harness.Options{})
-	b.Exec(harness.Options{}, nil, "sh", "-c", "echo no >/tmp/not-executable; printf 'exit 8' >/tmp/script; chmod +x /tmp/script; printf '#!/no/such\n' >/tmp/bad; chmod +x /tmp/bad; mkdir /tmp/dir").Expect(t, 0, "exited")
-	for _, c := range []struct {
-		command []string
-		code    int
-		cause   string
-		says    string // on stderr
-	}{
-		{[]string{"sh", "-c", "exit 42"}, 42, "exited", ""},
-		{[]string{"/tmp/script"}, 8, "exited", ""}, // /bin/sh runs it, as with execvp(3)
-		{[]string{"no-such-command"}, 127, "start-failed", "no-such-command"},
-		{[]string{""}, 127, "start-failed", ""},
-		{[]string{"/tmp/not-executable"}, 126, "start-failed", "/tmp/not-executable"},
-		{[]string{"/tmp/dir"}, 126, "start-failed", "/tmp/dir"},
-		{[]string{"sh", "-c", "kill -SEGV $$"}, 128 + 11, "signaled", ""},
-		{[]string{"sh", "-c", "exit 124"}, 124, "exited", ""},
-		{[]string{"bash", "-c", "read -t 1 x; echo $?"}, 0, "exited", ""},
-	} {
-		r := b.Exec(harness.Options{}, nil, c.command...).Expect(t, c.code, c.cause)
-		check.That(t, r.Report.Started == (c.cause != "start-failed"), "%q: started is %v", c.command, r.Report.Started)
-		n := len(harness.Lines(r.Stderr))
-		check.That(t, (c.cause != "start-failed" || n == 1) && strings.Contains(string(r.Stderr), c.says), "%q: stderr %q", c.command, r.Stderr)
-	}
-	// A script with a missing interpreter is not executable, as for run.
-	r := b.Exec(harness.Options{}, nil, "/tmp/bad")
-	check.That(t, r.ExitCode == 126 || r.ExitCode == 127, "bad interpreter: exit code %d", r.ExitCode)
-}
-
 // The caller's stdin reaches the command to its last byte and its end, and a command need not read it.
 func TestExecStdin(t *testing.T) {
 	t.Parallel()
@@ -84,19 +53,6 @@ touch file && echo can write; echo $$ $PPID; echo x 2>/dev/null >/usr/file || ec
 	b.Exec(harness.Options{}, []string{"--workdir", "/usr"}, "pwd").Out(t, "/usr\n")
 	r := b.Exec(harness.Options{}, []string{"--workdir", "/no/such"}, "pwd").Expect(t, 125, "start-failed")
 	check.That(t, r.Report.Error.Code == "workdir" && strings.Contains(string(r.Stderr), "/no/such"), "%s: %s", r.Report.Error.Code, r.Stderr)
-}
-
-// With --net host an exec is in the host's network, like its sandbox.
-func TestExecNetHost(t *testing.T) {
-	t.Parallel()
-	host, err := os.Readlink("/proc/self/ns/net")
-	check.Must(t, err)
-	for _, net := range []string{"host", "none"} {
-		b := harness.NewState(t).Sandbox(harness.Options{}, "--net", net)
-		r := b.Exec(harness.Options{}, nil, "readlink", "/proc/self/ns/net").Expect(t, 0, "exited")
-		got := strings.TrimSpace(string(r.Stdout))
-		check.That(t, (got == host) == (net == "host"), "--net %s: %s, and the host has %s", net, got, host)
-	}
 }
 
 // An exec has no privileges, whoever has started the sandbox, and only descriptors 0, 1 and 2.

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -29,79 +28,6 @@ func holds(t *testing.T, name, want string) {
 	t.Helper()
 	b, err := os.ReadFile(name)
 	check.That(t, string(b) == want && err == nil, "%s: %q, %v; want %q", name, b, err, want)
-}
-
-// --put copies files before the command starts and gives them to the sandbox. --get copies them at
-// the end, also from a tmpfs that is gone, and after a timeout.
-func TestPutGet(t *testing.T) {
-	t.Parallel()
-	dir, o := carrier(t)
-	check.Must(t, os.MkdirAll(dir+"/src/d", 0o755))
-	check.Must(t, os.WriteFile(dir+"/job", []byte("put"), 0o644))
-	check.Must(t, os.WriteFile(dir+"/src/d/f", []byte("deep"), 0o644))
-	r := harness.Run(t, o, "--cwd", "none", "--put", "job", "--put", "src:/tmp", "--get", "o?t/*.txt:got", "--get", "/tmp/src", "--get", "/tmp:mount", "--get", "/home:mount", "--get", "none", "sh", "-c",
-		`umask 022; cat job /tmp/src/d/f && test -O job && mkdir out && echo 1 > out/a.txt && echo 2 > out/.b.txt && echo 3 > out/c && rm -r /tmp/src && mkdir /tmp/src && echo new > /tmp/src/n`)
-	r.Expect(t, 0, "exited")
-	check.That(t, string(r.Stdout) == "putdeep" && strings.Contains(string(r.Stderr), "--get none: no such file") && strings.Contains(string(r.Stderr), `"/home/sandbox" is another mount`),
-		"%s %s", r.Stdout, r.Stderr)
-	holds(t, dir+"/got/a.txt", "1\n")
-	holds(t, dir+"/src/n", "new\n")
-	holds(t, dir+"/mount/tmp/src/n", "new\n")
-	names, err := os.ReadDir(dir + "/got")
-	check.That(t, err == nil && len(names) == 1, "%v %v", names, err)
-	harness.Longer(t, 300*time.Millisecond, func(timeout time.Duration) bool {
-		harness.Run(t, o, "--cwd", "none", "--timeout", timeout.String(), "--get", "/tmp/part", "sh", "-c", "echo part > /tmp/part; sleep 600 & sleep 600").Expect(t, 124, "timeout")
-		part, _ := os.ReadFile(dir + "/part")
-		return string(part) == "part\n"
-	})
-
-	for _, wrong := range [][]string{{"--put", "nothing"}, {"--put", "job:/usr/x"}, {"--put", "job:/none/x"}, {"--put", "a:b:c"}, {"--put", ""}, {"--get", "["}, {"--get", "a:job/none"}} {
-		harness.Run(t, o, append(append([]string{"--cwd", "none"}, wrong...), "sh", "-c", "echo ran")...).Exits(t, 125).Out(t, "")
-	}
-	// With a read-only working directory.
-	harness.Run(t, o, "--put", "job", "true").Exits(t, 125).ErrHas(t, "read-only file system; name a place")
-
-	// Special files are left out and reported.
-	check.Must(t, unix.Mkfifo(dir+"/src/pipe", 0o600))
-	const told = `--put: 1 entry is left out: "src/pipe"`
-	r = harness.Run(t, o, "--cwd", "none", "--put", "src", "true")
-	check.That(t, r.ExitCode == 0 && strings.Count(string(r.Stderr), told) == 1, "%d %s", r.ExitCode, r.Stderr)
-	s := harness.NewState(t)
-	_, r = s.TrySandbox(harness.Options{Dir: dir}, "--cwd", "none", "--put", "src")
-	check.That(t, r.ExitCode == 0 && strings.Count(string(r.Stderr), told) == 1, "start: %d %s", r.ExitCode, r.Stderr)
-	b := s.Sandbox(harness.Options{Dir: dir}, "--cwd", "none", "--put", "job:/tmp")
-	b.Exec(harness.Options{}, nil, "cat", "/tmp/job").Out(t, "put")
-}
-
-// Flags raise the bounds of --get. With --quiet its errors show only in the exit code and the report.
-func TestGetBounds(t *testing.T) {
-	t.Parallel()
-	const links, large = `python3 -c 'import os; os.mkdir("d"); [os.symlink("0", "d/%d" % i) for i in range(20000)]'`, "truncate -s 300M d"
-	const hint = "; raise --get-max-size or --get-max-entries"
-	for _, tt := range []struct {
-		flags  []string
-		script string
-		code   int
-		says   string
-	}{
-		{nil, links, 74, hint},
-		{[]string{"--get-max-entries", "20001"}, links, 0, ""},
-		{[]string{"--get-max-entries", "20000"}, links, 74, hint},
-		{nil, large, 74, hint},
-		{[]string{"--get-max-size", "300M"}, large, 0, ""},
-		{[]string{"--get-max-size", "0"}, large, 0, ""},
-		{[]string{"--get-max-size", "1", "--quiet"}, large, 74, ""},
-		{[]string{"--quiet", "--timeout", "1h"}, "mkdir -p d/e; chmod 0 d/e", 74, ""}, // unreadable
-	} {
-		dir, o := carrier(t)
-		args := append(append([]string{"--cwd", "none", "--tmp-size", "512M", "--get", "d"}, tt.flags...), "sh", "-c", tt.script)
-		r := harness.Run(t, o, args...)
-		got := string(r.Stderr)
-		check.That(t, r.ExitCode == tt.code && (tt.says == "" || strings.Contains(got, tt.says)) && (tt.says != "" || got == ""), "%q: exit code %d, %s", tt.flags, r.ExitCode, got)
-		check.That(t, tt.code == 0 || r.Report.Error != nil && r.Report.Error.Code == "get", "%q: %s", tt.flags, r.Report.Raw())
-		entries, err := os.ReadDir(dir + "/d")
-		check.That(t, err != nil || tt.flags != nil || len(entries) <= 10_000, "%q: %d entries", tt.flags, len(entries))
-	}
 }
 
 // A signal ends what sbxrun does after the command's end, which takes as long as the command has
@@ -134,38 +60,6 @@ func TestSignalAfterEnd(t *testing.T) {
 		for !signalled(flags) {
 			many *= 2
 		}
-	}
-}
-
-// A link that --get has brought to the host leads nothing into the next sandbox, unless the caller follows links.
-func TestPutFollowsNoLinks(t *testing.T) {
-	t.Parallel()
-	dir, o := carrier(t)
-	check.Must(t, os.WriteFile(dir+"/secret", []byte("secret"), 0o600))
-	check.Must(t, os.Mkdir(dir+"/private", 0o700))
-	check.Must(t, os.WriteFile(dir+"/private/key", []byte("key"), 0o600))
-	r := harness.Run(t, o, "--cwd", "none", "--get", "*:out", "sh", "-c", "ln -s "+dir+"/secret s; ln -s ../private p; mkdir d; ln -s ../../secret d/up; ln -s x d/in; touch d/x")
-	want := "--get: 3 symbolic links were copied that lead elsewhere; the first: "
-	check.That(t, r.ExitCode == 0 && strings.Contains(string(r.Stderr), want), "%d %s, want %s", r.ExitCode, r.Stderr, want)
-	check.Equal(t, r.Report.Value("copied.got.links"), "4")
-	harness.Run(t, o, "--quiet", "--cwd", "none", "--get", "s:quiet", "ln", "-s", "/etc", "s").Err(t, "")
-	s := harness.NewState(t)
-	b := s.Sandbox(harness.Options{Dir: dir}, "--name", "box", "--cwd", "none")
-	for _, source := range []string{"out/s", "out/p/key", "out/p", "out/p/", dir + "/out/p/key"} {
-		want := "is a symbolic link; name the file that it leads to, or use --follow-links\n"
-		r := harness.Run(t, o, "--cwd", "none", "--put", source, "true")
-		check.That(t, r.ExitCode == 125 && strings.HasSuffix(string(r.Stderr), want), "--put %s: %d %s", source, r.ExitCode, r.Stderr)
-		_, r = s.TrySandbox(harness.Options{Dir: dir}, "--cwd", "none", "--put", source)
-		check.That(t, r.ExitCode == 125 && strings.HasSuffix(string(r.Stderr), want), "start --put %s: %d %s", source, r.ExitCode, r.Stderr)
-		r = s.Start(harness.Options{Dir: dir}, "cp", "-r", source, "box:/tmp").Wait()
-		check.That(t, r.ExitCode == 125 && strings.HasSuffix(string(r.Stderr), want), "cp %s: %d %s", source, r.ExitCode, r.Stderr)
-	}
-	check.Equal(t, string(harness.Run(t, o, "--cwd", "none", "--put", "out", "sh", "-c", "readlink out/s out/p; cat out/s").Stdout), dir+"/secret\n../private\n", "a tree")
-	harness.Run(t, o, "--cwd", "none", "--follow-links", "--put", "out/s", "--put", "out/p/key", "cat", "s", "key").Out(t, "secretkey")
-	s.Start(harness.Options{Dir: dir}, "cp", "-H", "out/s", "box:/tmp/s").Wait().Exits(t, 0)
-	check.Equal(t, string(b.Exec(harness.Options{}, nil, "sh", "-c", "cat /tmp/*").Stdout), "secret", "in the sandbox")
-	for _, args := range [][]string{{"run", "--follow-links", "true"}, {"cp", "-H", "box:/tmp/s", "."}} {
-		s.Start(harness.Options{Dir: dir}, args...).Wait().Exits(t, 125).ErrHas(t, "--follow-links: ")
 	}
 }
 

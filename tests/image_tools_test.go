@@ -289,17 +289,12 @@ func TestImageToolsLayouts(t *testing.T) {
 	// In a store of its own: an export has the layer as it is in the store, which may be another program's with the same
 	// contents.
 	s = harness.NewState(t)
-	if r := s.Run("image", "import", refs["umoci"], "--name", "app:2"); r.ExitCode != 0 {
-		t.Fatalf("import: %s", r.Stderr)
-	}
-	if r := s.Run("image", "export", "app:2", at("exported")); r.ExitCode != 0 {
-		t.Fatalf("export: %s", r.Stderr)
-	}
+	s.Run("image", "import", refs["umoci"], "--name", "app:2").Exits(t, 0)
+	s.Run("image", "export", "app:2", at("exported")).Exits(t, 0)
 	if os.Getuid() == 0 {
 		copied("exported", "oci-archive:"+at("exported"), "oci:"+at("again")+":v1")
-		if r := s.Run("image", "import", "oci:"+at("again"), "--name", "app:3"); r.ExitCode != 0 || imageNamed(t, s, "app:3") != imageNamed(t, s, "app:2") {
-			t.Errorf("the exported image differs: %s", r.Stderr)
-		}
+		s.Run("image", "import", "oci:"+at("again"), "--name", "app:3").Exits(t, 0)
+		check.Equal(t, imageNamed(t, s, "app:3"), imageNamed(t, s, "app:2"), "the exported image")
 		out := tool(t, "podman", "load", "--input", at("exported"))
 		check.That(t, strings.Contains(out, "Loaded image"), "podman load printed %s", out)
 	}

@@ -51,34 +51,6 @@ func timedKill(t *testing.T, s *harness.State, code int, args ...string) ([]kill
 	return all, r.Elapsed
 }
 
-// kill fails for an unknown ID, succeeds for a sandbox that has ended, and ends the existing ones of several.
-func TestKill(t *testing.T) {
-	t.Parallel()
-	s := harness.NewState(t)
-	s.Run("kill", "nobody").Exits(t, 125).ErrHas(t, `"nobody"`)
-	ended := s.Sandbox(harness.Options{}, "sh", "-c", "exit 42")
-	ended.Ended()
-	k := kill(t, s, 0, ended.ID)
-	check.That(t, len(k) == 1 && k[0].Already && k[0].Status == "failed" && k[0].ExitCode != nil && *k[0].ExitCode == 42, "ended before: %+v", k)
-	s.Run("kill", ended.ID).Exits(t, 0).OutHas(t, "failed")
-	b := s.Sandbox(harness.Options{}, "--name", "b")
-	k = kill(t, s, 0, "b")
-	check.That(t, len(k) == 1 && !k[0].Already && k[0].Status == "killed" && k[0].Verdict == "proven" && k[0].ExitCode != nil && *k[0].ExitCode == 137, "alive: %+v", k)
-	rec := b.Ended()
-	check.That(t, rec.Report.Cause == "killed" && rec.Report.ExitCode == 137 && rec.Status == "killed", "%+v", rec)
-	k = kill(t, s, 0, "b")
-	check.That(t, len(k) == 1 && k[0].Already && k[0].Status == "killed", "twice: %+v", k)
-	// One of three does not exist: the others end, and kill fails.
-	one, two := s.Sandbox(harness.Options{}), s.Sandbox(harness.Options{})
-	r := s.Run("kill", "--grace", "0", one.ID, "nobody", two.ID, "nobody-else", one.ID)
-	check.That(t, r.ExitCode == 125 && len(harness.Lines(r.Stderr)) == 2 && len(harness.Lines(r.Stdout)) == 2, "exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
-	one.Ended()
-	two.Ended()
-	for _, args := range [][]string{{}, {"--all", "b"}, {"--tag", "a=b", "b"}, {"--tag", "a"}, {"--signal", "NONE", "b"}, {"--grace", "-1", "b"}} {
-		s.Run(append([]string{"kill"}, args...)...).Exits(t, 125).ErrLines(t, 1)
-	}
-}
-
 // kill --signal reaches all processes, including execs, and does not wait for those that exit.
 func TestKillSignal(t *testing.T) {
 	t.Parallel()

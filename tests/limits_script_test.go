@@ -75,9 +75,8 @@ func limitsScript(t *testing.T, wrap []string) {
 	// Running it again changes nothing and succeeds.
 	cmd = exec.Command("sh")
 	cmd.Stdin = strings.NewReader(script)
-	if again, err := cmd.CombinedOutput(); err != nil || string(again) != string(out) {
-		t.Errorf("once more: %v: %s", err, again)
-	}
+	again, err := cmd.CombinedOutput()
+	check.That(t, err == nil && string(again) == string(out), "once more: %v: %s", err, again)
 	_, err = io.WriteString(stdin, "on\n")
 	check.Must(t, err)
 	second, err := lines.ReadBytes('\n')

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -40,60 +39,6 @@ func wantOriginal(t *testing.T, dir string) {
 const changes = `echo new >file; rm -r sub; mkdir sub; echo x >sub/other; mkdir made; ln -s file link; cat file sub/other; ls`
 
 const changed = "new\nx\nfile\nlink\nmade\nsub\n"
-
-func TestOverlay(t *testing.T) {
-	t.Parallel()
-	for name, flags := range map[string]func(dir string) []string{
-		"cwd":   func(string) []string { return layer(t, "--cwd", "overlay") },
-		"there": func(dir string) []string { return layer(t, "--overlay", dir) },
-		"elsewhere": func(dir string) []string {
-			return layer(t, "--overlay", dir+":/work", "--workdir", "/work")
-		},
-		"disk": func(dir string) []string {
-			return []string{"--cwd", "overlay", "--upper", filepath.Join(filepath.Dir(dir), "upper")}
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			dir := original(t)
-			r := harness.Run(t, harness.Options{Dir: dir}, append(flags(dir), "sh", "-ec", changes+"; ls -A / | grep layers || true")...).Expect(t, 0, "exited")
-			check.Equal(t, string(r.Stdout), changed)
-			wantOriginal(t, dir)
-		})
-	}
-}
-
-// A layer on disk can be used again for the same directory, and for no other.
-func TestOverlayUpper(t *testing.T) {
-	t.Parallel()
-	dir := original(t)
-	upper := filepath.Join(filepath.Dir(dir), "upper")
-	flags := []string{"--cwd", "overlay", "--upper", upper}
-	harness.Run(t, harness.Options{Dir: dir}, append(flags, "sh", "-c", changes)...).Expect(t, 0, "exited")
-	harness.Run(t, harness.Options{Dir: dir}, append(flags, "sh", "-c", "cat file sub/other; ls")...).Expect(t, 0, "exited").Out(t, changed)
-	for _, tt := range []struct {
-		dir, upper, want string
-	}{
-		{filepath.Join(dir, "sub"), upper, "belongs to " + dir},
-		{dir, filepath.Join(dir, "sub"), "must lie elsewhere"},
-		{dir, filepath.Dir(dir), "must lie elsewhere"},
-		{dir, "/usr", "--upper"},
-		{dir, filepath.Join(upper, "none", "own"), fmt.Sprintf("no such file or directory; make %q first", filepath.Join(upper, "none"))},
-	} {
-		harness.Run(t, harness.Options{Dir: tt.dir}, "--cwd", "overlay", "--upper", tt.upper, "true").Expect(t, 125, "start-failed").ErrHas(t, tt.want)
-	}
-	// A start that was killed while it wrote the record has no layers yet.
-	cut := filepath.Join(filepath.Dir(dir), "cut")
-	check.Must(t, os.Mkdir(cut, 0o700))
-	record := filepath.Join(cut, "overlays.json")
-	check.Must(t, os.WriteFile(record, []byte(`[{"source":`), 0o600))
-	again := []string{"--cwd", "overlay", "--upper", cut, "true"}
-	harness.Run(t, harness.Options{Dir: dir}, again...).Expect(t, 0, "exited")
-	harness.Run(t, harness.Options{Dir: dir}, again...).Expect(t, 0, "exited")
-	check.Must(t, os.WriteFile(record, []byte("["), 0o600))
-	harness.Run(t, harness.Options{Dir: dir}, again...).Expect(t, 125, "start-failed").ErrHas(t, "overlays.json in it is damaged")
-	wantOriginal(t, dir)
-}
 
 // A layer on disk is in use as long as any process can write to it, also when sbxrun was killed
 // and its keeper is stopped.
@@ -127,53 +72,11 @@ func TestOverlayRefused(t *testing.T) {
 	wantOriginal(t, dir)
 }
 
-// overlaid starts a sandbox with an overlay over dir, and makes the changes there.
-func overlaid(t *testing.T, s *harness.State, dir, name string, flags ...string) *harness.Sandbox {
-	t.Helper()
-	if len(flags) == 0 {
-		flags = layer(t)
-	}
-	b := s.Sandbox(harness.Options{Dir: dir}, append([]string{"--name", name, "--cwd", "overlay"}, flags...)...)
-	b.Exec(harness.Options{}, nil, "sh", "-ec", changes).Expect(t, 0, "exited")
-	return b
-}
-
 // text returns the output of a command of sbxrun, which must exit with code.
 func text(t *testing.T, s *harness.State, code int, args ...string) (stdout, stderr string) {
 	t.Helper()
 	r := s.Run(args...).Exits(t, code)
 	return string(r.Stdout), string(r.Stderr)
-}
-
-// diff shows a running sandbox's changes, and apply makes them on the host.
-func TestOverlayApply(t *testing.T) {
-	t.Parallel()
-	dir, s := original(t), harness.NewState(t)
-	overlaid(t, s, dir, "agent")
-	want := "M file\nA link -> file\nA made/\nD sub/deep\nA sub/other\n"
-	got, _ := text(t, s, 0, "diff", "agent")
-	check.That(t, got == want, "diff: %q, want %q", got, want)
-	got, _ = text(t, s, 0, "diff", "agent", "--stat")
-	check.That(t, strings.HasSuffix(got, ": 3 added, 1 changed, 1 deleted, 0 with another mode; 6 bytes\n"), "diff --stat: %q", got)
-	got, _ = text(t, s, 0, "diff", "-p", "agent", filepath.Join(dir, "file"))
-	check.That(t, strings.HasSuffix(got, "@@ -1,1 +1,1 @@\n-old\n+new\n"), "diff -p: %q", got)
-	text(t, s, 0, "apply", "agent", "--check")
-	wantOriginal(t, dir)
-	_, stderr := text(t, s, 0, "apply", "agent")
-	check.That(t, strings.HasPrefix(stderr, "D sub/deep\n"), "the deletion is not shown: %q", stderr)
-	got, _ = text(t, s, 0, "diff", "agent")
-	check.That(t, got == "D sub/deep\n", "after an apply without --delete: %q", got)
-	text(t, s, 0, "apply", "agent", "--delete")
-	got, _ = text(t, s, 0, "diff", "agent")
-	check.That(t, got == "", "after the apply: %q", got)
-	names, _ := filepath.Glob(dir + "/*/*")
-	check.That(t, len(names) == 1 && names[0] == filepath.Join(dir, "sub/other"), "applied: %q", names)
-	text(t, s, 0, "kill", "--grace", "0", "agent")
-	if len(layer(t)) > 0 {
-		return // a layer on disk still exists
-	}
-	_, stderr = text(t, s, 125, "diff", "agent")
-	check.That(t, strings.Contains(stderr, "--upper DIR"), "a layer that is gone: %s", stderr)
 }
 
 // apply reports a conflict if a directory was replaced on the host, even if its files are old. As
@@ -220,29 +123,6 @@ func TestOverlayReplaced(t *testing.T) {
 			holds(t, dir+"/cur/f", "new\n")
 		})
 	}
-}
-
-// run --apply makes the changes if the command succeeds, and the report counts them.
-func TestOverlayRun(t *testing.T) {
-	t.Parallel()
-	dir := original(t)
-	flags := []string{"--cwd", "overlay", "--diff", "--apply-delete", "sh", "-ec"}
-	r := harness.Run(t, harness.Options{Dir: dir}, layer(t, append(flags, changes+"; exit 3")...)...).Expect(t, 3, "exited")
-	got := string(r.Stderr)
-	check.That(t, strings.HasPrefix(got, "M file\nA link -> file\n"), "--diff: %q", got)
-	count, bytes := r.Report.Value("changes.count"), r.Report.Value("changes.bytes")
-	check.That(t, count == "5" && bytes == "6", "the report counts %s changes and %s bytes", count, bytes)
-	wantOriginal(t, dir)
-	harness.Run(t, harness.Options{Dir: dir}, layer(t, append(flags, changes)...)...).Expect(t, 0, "exited")
-	names, _ := filepath.Glob(dir + "/*/*")
-	check.That(t, len(names) == 1, "applied: %q", names)
-	// The original changes late enough for the kernel's coarse clock.
-	dir = original(t)
-	r = harness.Run(t, harness.Options{Dir: dir}, layer(t, "--bind", dir+":/host", "--cwd", "overlay", "--apply", "sh", "-ec", "echo new >file; sleep 0.1; echo theirs >/host/file")...)
-	r.Expect(t, 74, "exited")
-	check.That(t, r.Report.Value("error.code") != "" && strings.Contains(string(r.Stderr), "has changed on the host"), "the original has changed: %s", r.Stderr)
-	now, _ := os.ReadFile(filepath.Join(dir, "file"))
-	check.That(t, string(now) == "theirs\n", "replaced by %q", now)
 }
 
 // A manipulated layer on disk is shown and applied, or parts are left out; nothing outside is read or written.
@@ -300,9 +180,7 @@ func TestHostileLayer(t *testing.T) {
 		text(t, s, 0, append([]string{"diff", "box"}, flags...)...)
 	}
 	text(t, s, 0, "apply", "box", "--check")
-	if got, _ := text(t, s, 0, "diff", "box", "gone"); got != "D gone\n" {
-		t.Errorf("after --check: %q", got)
-	}
+	s.Run("diff", "box", "gone").Exits(t, 0).Out(t, "D gone\n")
 	text(t, s, 0, "apply", "box")
 	for _, name := range []string{"gone", "opaque/old", "part/gone", "later/gone", "to-link/f"} {
 		b, err := os.ReadFile(filepath.Join(original, name))
@@ -346,7 +224,7 @@ func TestHostileLayer(t *testing.T) {
 }
 
 // kernel reports whether the kernel has at least this version.
-func kernel(t *testing.T, wantMajor, wantMinor int) bool {
+func kernel(t harness.T, wantMajor, wantMinor int) bool {
 	var uts unix.Utsname
 	check.Must(t, unix.Uname(&uts))
 	var major, minor int
@@ -356,7 +234,7 @@ func kernel(t *testing.T, wantMajor, wantMinor int) bool {
 }
 
 // layer adds flags for a layer that every kernel supports: a new one on disk where memory does not work.
-func layer(t *testing.T, flags ...string) []string {
+func layer(t harness.T, flags ...string) []string {
 	if kernel(t, 6, 6) {
 		return flags
 	}
@@ -382,58 +260,6 @@ func TestOverlayLost(t *testing.T) {
 		_, stderr := text(t, s, 125, "snapshot", "create", name)
 		check.That(t, strings.Contains(stderr, "has ended without a layer on disk"), "snapshot %s: %s", name, stderr)
 	}
-}
-
-// From Linux 6.6 on, a directory in memory can have a layer. Before, it lacks the attributes that
-// overlayfs needs (tmpfs(5)), and the overlay is refused with a hint.
-func TestLayerInMemory(t *testing.T) {
-	t.Parallel()
-	dir := original(t)
-	r := harness.Run(t, harness.Options{Dir: dir}, "--cwd", "overlay", "sh", "-c", "echo new >file")
-	if kernel(t, 6, 6) {
-		r.Expect(t, 0, "exited")
-		r = harness.Run(t, harness.Options{Dir: dir}, "--cwd", "overlay", "--tmp-size", "1M", "sh", "-c", "head -c 900K /dev/zero >small && head -c 200K /dev/zero >large")
-		r.Expect(t, 1, "exited")
-		check.That(t, strings.Contains(string(r.Stderr), "No space left on device"), "more than --tmp-size: %s", r.Stderr)
-	} else {
-		r.Expect(t, 125, "start-failed")
-		want := "extended attributes, which directories in memory have from Linux 6.6 on; --upper DIR keeps the layer on disk"
-		if os.Getuid() == 0 && !kernel(t, 6, 3) && strings.Contains(string(r.Stderr), "idmapped") { // the original is in memory as well
-			want = "tmpfs, which can from Linux 6.3 on"
-		}
-		check.That(t, strings.Contains(string(r.Stderr), want), "stderr %q", r.Stderr)
-	}
-	wantOriginal(t, dir)
-}
-
-// When a command has made files unreadable for its own user, apply makes the other changes, and its exit code reports
-// the failure. Root reads everything.
-func TestApplyUnread(t *testing.T) {
-	t.Parallel()
-	dir := original(t)
-	const closes = `mkdir closed; echo x >closed/file; echo y >unread; chmod 0 closed unread file; echo z >z`
-	r := harness.Run(t, harness.Options{Dir: dir}, layer(t, "--cwd", "overlay", "--apply", "sh", "-c", closes)...)
-	holds(t, filepath.Join(dir, "z"), "z\n")
-	if os.Geteuid() == 0 {
-		r.Expect(t, 0, "exited")
-		holds(t, filepath.Join(dir, "closed/file"), "x\n")
-		holds(t, filepath.Join(dir, "unread"), "y\n")
-		return
-	}
-	r.Expect(t, 74, "exited")
-	check.That(t, r.Report.Error != nil && r.Report.Error.Code == "left-out" && strings.Contains(string(r.Stderr), `cannot read "closed"`), "%v; %s", r.Report.Error, r.Stderr)
-	holds(t, filepath.Join(dir, "file"), "old\n")
-	s := harness.NewState(t)
-	box := s.Sandbox(harness.Options{Dir: dir}, layer(t, "--name", "box", "--cwd", "overlay")...)
-	execOut(t, box, "echo new >other; mkdir closed; chmod 0 closed")
-	for _, c := range []struct {
-		want int
-		args []string
-	}{{125, []string{"diff", "box"}}, {125, []string{"diff", "box", "--json"}}, {0, []string{"diff", "box", "other"}}, {0, []string{"apply", "box", "other"}}, {125, []string{"apply", "box", "closed/file"}}, {125, []string{"apply", "--json", "box", "closed/file"}}} {
-		r := s.Run(c.args...)
-		check.That(t, r.ExitCode == c.want && (len(r.Stdout) != 0 || c.args[0] != "diff" && c.args[1] != "--json"), "%v: %d, want %d; %q, %s", c.args, r.ExitCode, c.want, r.Stdout, r.Stderr)
-	}
-	holds(t, filepath.Join(dir, "other"), "new\n")
 }
 
 // A path that is not UTF-8 is refused, because JSON records cannot hold it: diff and apply would use another directory.
@@ -484,185 +310,6 @@ func TestOverlayAttributes(t *testing.T) {
 		n, err := unix.Getxattr(dir+"/sub/new", "user.overlay."+name, nil)
 		check.That(t, err != nil, "%s: the applied file has the attribute, of %d bytes", name, n)
 	}
-}
-
-// project makes a git repository with a commit, and a sandbox with an overlay of it.
-func project(t *testing.T, s *harness.State) (dir string, b *harness.Sandbox) {
-	t.Helper()
-	dir = repository(t)
-	for _, name := range []string{"file", "other", "staged"} {
-		check.Must(t, os.WriteFile(filepath.Join(dir, name), []byte("old\n"), 0o644))
-	}
-	git(t, dir, "branch", "-M", "main")
-	git(t, dir, "add", ".")
-	git(t, dir, "commit", "-qm", "files")
-	return dir, s.Sandbox(harness.Options{Dir: dir}, layer(t, "--name", "agent", "--cwd", "overlay")...)
-}
-
-const commit = `export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0='*' GIT_AUTHOR_NAME=x GIT_AUTHOR_EMAIL=x GIT_COMMITTER_NAME=x GIT_COMMITTER_EMAIL=x
-`
-
-// diff summarises git's own data unless it is named, apply lists what it applied, and git status on the
-// host, which writes the index, is no conflict.
-func TestDiffApplyGit(t *testing.T) {
-	t.Parallel()
-	s := harness.NewState(t)
-	dir, b := project(t, s)
-	execOut(t, b, commit+`echo new >file; git add file; git commit -qm second; echo x >.git/hooks/pre-commit`)
-	got, _ := text(t, s, 0, "diff", "agent")
-	check.That(t, strings.HasPrefix(got, "A .git/hooks/pre-commit (held back)\nM file\nM .git/ (") && strings.HasSuffix(got, " changes of git's data)\n") && strings.Count(got, "\n") == 3,
-		"diff: %q", got)
-	got, _ = text(t, s, 0, "diff", "agent", ".git/refs")
-	check.That(t, got == "M .git/refs/heads/main\n", "diff .git/refs: %q", got)
-	got, _ = text(t, s, 0, "diff", "agent", "--json")
-	check.That(t, strings.Contains(got, `"path":".git/index"`), "diff --json: %s", got)
-	patch, note := text(t, s, 0, "diff", "agent", "-p")
-	check.That(t, strings.HasPrefix(patch, "# held back: programs on the host execute or trust this file\ndiff --git a/.git/hooks/pre-commit") && !strings.Contains(patch, ".git/index") && strings.Contains(note, "changes of git's data in .git; name it to see them"),
-		"diff -p: %s%s", patch, note)
-
-	// The status of a file on the host changes, so git status writes the index.
-	before := harness.ReadFile(t, filepath.Join(dir, ".git/index"))
-	check.Must(t, os.Chtimes(filepath.Join(dir, "other"), time.Unix(1, 0), time.Unix(1, 0)))
-	git(t, dir, "status")
-	now, _ := os.ReadFile(filepath.Join(dir, ".git/index"))
-	check.Require(t, string(now) != string(before), "git status did not write the index")
-	stdout, _ := text(t, s, 1, "apply", "agent", "--delete")
-	check.That(t, strings.HasPrefix(stdout, "M file\nM .git/ ("), "apply: %q", stdout)
-	got = git(t, dir, "status", "--porcelain") + git(t, dir, "log", "--format=%s")
-	check.That(t, got == "second\nfiles\nfirst\n", "after the apply: %q", got)
-	got, _ = text(t, s, 0, "diff", "agent")
-	check.That(t, got == "A .git/hooks/pre-commit (held back)\n", "after the apply: %q", got)
-}
-
-// Commits can be fetched from the sandbox as a bundle, as docs/concepts/files.md shows.
-func TestFetchBundle(t *testing.T) {
-	t.Parallel()
-	s := harness.NewState(t)
-	dir, b := project(t, s)
-	execOut(t, b, commit+`echo new >file; git commit -qam second; git bundle create -q /tmp/work.bundle HEAD`)
-	text(t, s, 0, "cp", "agent:/tmp/work.bundle", dir)
-	git(t, dir, "fetch", "-q", "./work.bundle", "HEAD")
-	check.Equal(t, git(t, dir, "log", "--format=%s", "..FETCH_HEAD"), "second\n", "fetched")
-}
-
-// A file that was staged on the host is a conflict, and git status in the sandbox is no change.
-func TestApplyGitIndexConflict(t *testing.T) {
-	t.Parallel()
-	s := harness.NewState(t)
-	dir, b := project(t, s)
-	execOut(t, b, commit+`touch -d 2001-01-01 other; git status >&2`)
-	got, _ := text(t, s, 0, "diff", "agent")
-	check.That(t, got == "", "after git status in the sandbox: %q", got)
-	execOut(t, b, commit+`echo new >file; git add file`)
-	check.Must(t, os.WriteFile(filepath.Join(dir, "staged"), []byte("changed\n"), 0o644))
-	git(t, dir, "add", "staged")
-	_, stderr := text(t, s, 1, "apply", "agent")
-	check.That(t, strings.Contains(stderr, `".git/index" has changed on the host`), "apply: %s", stderr)
-	stdout, _ := text(t, s, 0, "apply", "agent", "--exclude", ".git")
-	check.That(t, stdout == "M file\n", "apply --exclude .git: %q", stdout)
-}
-
-// --exclude leaves out names at any depth and paths, with everything below them.
-func TestDiffExclude(t *testing.T) {
-	t.Parallel()
-	s, dir := harness.NewState(t), original(t)
-	b := s.Sandbox(harness.Options{Dir: dir}, layer(t, "--name", "agent", "--cwd", "overlay")...)
-	execOut(t, b, `mkdir -p sub/vendor/x build; echo >sub/vendor/x/f; echo >build/a.o; echo >build/b.c; echo >sub/c.pyc; echo >keep; rm sub/deep`)
-	for args, want := range map[string]string{
-		"":               "A build/\nA build/a.o\nA build/b.c\nA keep\nA sub/c.pyc\nD sub/deep\nA sub/vendor/\nA sub/vendor/x/\nA sub/vendor/x/f\n",
-		"vendor *.pyc":   "A build/\nA build/a.o\nA build/b.c\nA keep\nD sub/deep\n",
-		"build/*.o sub/": "A build/\nA build/b.c\nA keep\n",
-		"x /nowhere":     "A build/\nA build/a.o\nA build/b.c\nA keep\nA sub/c.pyc\nD sub/deep\nA sub/vendor/\n",
-		dir + "/build":   "A keep\nA sub/c.pyc\nD sub/deep\nA sub/vendor/\nA sub/vendor/x/\nA sub/vendor/x/f\n",
-	} {
-		flags := []string{"diff", "agent"}
-		for _, p := range strings.Fields(args) {
-			flags = append(flags, "--exclude", p)
-		}
-		got, _ := text(t, s, 0, flags...)
-		check.That(t, got == want, "--exclude %s: %q, want %q", args, got, want)
-	}
-	_, stderr := text(t, s, 125, "diff", "agent", "--exclude", "[x")
-	check.That(t, strings.Contains(stderr, "--exclude"), "a bad pattern: %s", stderr)
-	stdout, _ := text(t, s, 0, "apply", "agent", "--exclude", "sub", "--exclude", "build")
-	check.That(t, stdout == "A keep\n", "apply: %q", stdout)
-}
-
-// apply holds back files that programs on the host execute unless they are named, and diff marks them.
-func TestApplyHeldBack(t *testing.T) {
-	t.Parallel()
-	dir, s := original(t), harness.NewState(t)
-	check.Must(t, os.MkdirAll(filepath.Join(dir, ".git/hooks"), 0o755))
-	check.Must(t, os.WriteFile(filepath.Join(dir, ".git/config"), []byte("[core]\n"), 0o644))
-	check.Must(t, os.WriteFile(filepath.Join(dir, "script"), []byte("#!/bin/sh\n"), 0o755))
-	b := s.Sandbox(harness.Options{Dir: dir}, layer(t, "--name", "agent", "--cwd", "overlay")...)
-	execOut(t, b, `mkdir -p .vscode .claude .GIT/hooks nested evil/objects evil/refs
-for f in .git/hooks/pre-commit .GIT/hooks/x .vscode/tasks.json .claude/settings.json .mcp.json .envrc package.json sub/package.json conftest.py; do echo x >$f; done
-printf '[core]\nfsmonitor = /tmp/evil\n' >.git/config; cp .git/config evil/config; echo 'gitdir: ../evil' >nested/.git; echo 'ref: refs/heads/x' >evil/HEAD
-chmod +x .git/hooks/pre-commit; echo '#!/bin/sh' >tool; echo data >.git/index; echo new >file; echo '#!/bin/sh -e' >script; echo >plain; chmod 755 plain
-ln -s /etc/passwd out; ln -s ../../x up; ln -s sub/../../y up2; ln -s ../file sub/in`)
-	marked := `A .GIT/
-A .GIT/hooks/ (held back)
-A .GIT/hooks/x (held back)
-A .claude/ (held back)
-A .claude/settings.json (held back)
-A .envrc (held back)
-M .git/config (held back)
-A .git/hooks/pre-commit (executable) (held back)
-A .mcp.json (held back)
-A .vscode/ (held back)
-A .vscode/tasks.json (held back)
-A conftest.py (held back)
-A evil/
-A evil/HEAD (held back)
-A evil/config
-A evil/objects/
-A evil/refs/
-M file
-A nested/
-A nested/.git (held back)
-A out -> /etc/passwd (leads outside)
-A package.json (held back)
-A plain (executable)
-M script
-A sub/in -> ../file
-A sub/package.json (held back)
-A tool (executable)
-A up -> ../../x (leads outside)
-A up2 -> sub/../../y (leads outside)
-M .git/ (1 change of git's data)
-`
-	got, _ := text(t, s, 0, "diff", "agent")
-	check.That(t, got == marked, "diff: %s", cmp.Diff(marked, got))
-	got, _ = text(t, s, 0, "diff", "--json", "agent", ".git/hooks", "tool", "out")
-	check.That(t, strings.Count(got, `"executable":true`) == 2 && strings.Count(got, `"outside":true`) == 1 && !strings.Contains(got, "held_back"), "diff --json: %s", got)
-	const held = "A .GIT/hooks/ (held back)\nA .claude/ (held back)\nA .envrc (held back)\nM .git/config (held back)\nA .git/hooks/pre-commit (held back)\nA .mcp.json (held back)\nA .vscode/ (held back)\n" +
-		"A conftest.py (held back)\nA evil/HEAD (held back)\nA nested/.git (held back)\nA package.json (held back)\nA sub/package.json (held back)\n" +
-		"sbxrun: error: 12 paths, such as \".GIT/hooks\", are held back because programs on the host execute or trust them; see sbxrun diff -p; --all applies them, and naming a path applies that one\n"
-	_, stderr := text(t, s, 1, "apply", "agent", "--check")
-	check.That(t, strings.HasSuffix(stderr, held), "apply --check: %s", stderr)
-	_, stderr = text(t, s, 1, "apply", "agent")
-	check.That(t, stderr == held, "apply: %s", cmp.Diff(held, stderr))
-	holds(t, dir+"/file", "new\n")
-	holds(t, dir+"/.git/index", "data\n")
-	holds(t, dir+"/.git/config", "[core]\n")
-	for _, name := range []string{".vscode", "package.json", ".git/hooks/pre-commit", "sub/package.json", ".GIT/hooks", "nested/.git", "evil/HEAD"} {
-		_, err := os.Lstat(filepath.Join(dir, name))
-		check.That(t, err != nil, "%s was applied", name)
-	}
-	// Naming a directory releases its other files, but not those that are held back.
-	text(t, s, 1, "apply", "agent", "sub")
-	stdout, _ := text(t, s, 1, "apply", "agent", "sub", "--json")
-	want := `{"changes":0,"left":0,"held_back":["sub/package.json"],"error":{"code":"held-back",`
-	check.That(t, strings.HasPrefix(stdout, want), "apply --json: %s", stdout)
-	text(t, s, 0, "apply", "agent", "package.json", ".vscode", filepath.Join(dir, ".git/hooks"))
-	holds(t, dir+"/.vscode/tasks.json", "x\n")
-	holds(t, dir+"/package.json", "x\n")
-	holds(t, dir+"/.git/hooks/pre-commit", "x\n")
-	text(t, s, 0, "apply", "agent", "--all")
-	holds(t, dir+"/.envrc", "x\n")
-	got, _ = text(t, s, 0, "diff", "agent")
-	check.That(t, got == "", "after --all: %s", got)
 }
 
 // run --apply holds back the same files and then turns exit code 0 into another; --apply-all does not. They include all

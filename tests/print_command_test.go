@@ -136,18 +136,6 @@ func TestPlanningHasNoEffects(t *testing.T) {
 	}
 }
 
-// A sandbox that cannot be created does not even leave a directory for volumes.
-func TestPlanningMakesNoDirectories(t *testing.T) {
-	t.Parallel()
-	s, dir := harness.NewState(t), filepath.Join(harness.SharedDir(t), "a/b")
-	check.Must(t, os.Mkdir(filepath.Dir(dir), 0o700))
-	for _, c := range []string{"run", "start"} {
-		r := s.Start(harness.Options{Dir: "/usr"}, c, "--data-dir", dir, "--volume", "x:/mnt/x", "no-such-command").Wait()
-		_, err := os.Stat(dir)
-		check.That(t, r.ExitCode == 127 && os.IsNotExist(err), "%s: exit code %d, stderr %s; %s: %v", c, r.ExitCode, r.Stderr, dir, err)
-	}
-}
-
 // --print-filter writes to a named pipe or a device, and does not replace it with a file.
 func TestPrintFilterToPipe(t *testing.T) {
 	t.Parallel()

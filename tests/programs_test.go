@@ -209,34 +209,3 @@ func TestToolsLibraryPath(t *testing.T) {
 	r := harness.Run(t, o, "--tools", "sh", "-c", "echo $LD_LIBRARY_PATH").Expect(t, 0, "exited")
 	check.Equal(t, strings.TrimSpace(string(r.Stdout)), dir+"/lib")
 }
-
-// A command that --put brings is found in the sandbox, by a relative path or an absolute one.
-func TestPutCommand(t *testing.T) {
-	t.Parallel()
-	dir := harness.Dir(t)
-	program := filepath.Join(dir, "prog")
-	check.Must(t, os.WriteFile(program, []byte("#!/bin/sh\necho ran \"$@\"\n"), 0o755))
-	for _, args := range [][]string{
-		{"--cwd", "none", "--put", program + ":prog", "./prog", "1"}, {"--cwd", "none", "--put", program, "./prog", "1"}, {"--put", program + ":/tmp/x", "/tmp/x", "1"},
-		{"--cwd", "none", "--put", dir + ":d", "d/prog", "1"},
-	} {
-		harness.Run(t, harness.Options{}, args...).Expect(t, 0, "exited").Out(t, "ran 1\n")
-	}
-	harness.Run(t, harness.Options{Bare: true}, "--cwd", "none", "--put", program+":prog", "./other").Exits(t, 127).ErrHas(t, `command "./other": no such file`)
-}
-
-// If the path of the current directory contains symbolic links, the sandbox has them, too.
-func TestLinkedWorkdir(t *testing.T) {
-	t.Parallel()
-	dir := harness.SharedDir(t)
-	check.Must(t, errors.Join(os.MkdirAll(filepath.Join(dir, "var/home/me/project"), 0o755), os.Symlink("var/home", filepath.Join(dir, "home")), os.Symlink(dir+"/home/me", filepath.Join(dir, "me"))))
-	for _, name := range []string{"home/me/project", "me/project"} {
-		at := filepath.Join(dir, name)
-		o := harness.Options{Wrap: []string{"sh", "-c", `cd "$0" && exec "$@"`, at}}
-		for _, flags := range [][]string{nil, {"--cwd", "ro", "--workdir", at}, {"--cwd", "overlay"}} {
-			r := harness.Run(t, o, append(flags, "sh", "-c", `cd "$0" && pwd -P`, at)...).Expect(t, 0, "exited")
-			got := strings.TrimSpace(string(r.Stdout))
-			check.That(t, got == dir+"/var/home/me/project", "%s, %q: %s%s", name, flags, got, r.Stderr)
-		}
-	}
-}

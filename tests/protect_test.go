@@ -95,61 +95,6 @@ func TestProtectGit(t *testing.T) {
 	}
 }
 
-// The repository's configuration, which a linked working tree shares, stays read-only.
-func TestProtectGitWorktree(t *testing.T) {
-	t.Parallel()
-	dir := repository(t)
-	git(t, dir, "worktree", "add", "-q", "../linked")
-	linked := filepath.Dir(dir) + "/linked"
-	r := harness.Run(t, harness.Options{Dir: linked}, "-w", "--cwd-root", "..", "--env", "GIT_CONFIG_NOSYSTEM=1", "sh", "-c", `
-git -c safe.directory='*' commit -q --allow-empty -m second || exit 3
-printf '#!/bin/sh\ntouch PLANTED\n' >planted; chmod 755 planted
-git config core.fsmonitor ./planted; cd ../project; mkdir evil; cp .git/config evil; printf '[core]\nfsmonitor = ./planted\n' >>evil/config
-cp evil/config .git/config; cp ../linked/planted .git/hooks/post-commit; echo ../../../evil >.git/worktrees/linked/commondir; exit 0`)
-	r.Expect(t, 0, "exited")
-	git(t, linked, "status", "--short")
-	git(t, linked, "commit", "-q", "--allow-empty", "-m", "third")
-	_, err := os.Lstat(linked + "/PLANTED")
-	check.That(t, err != nil, "git on the host has executed a planted program")
-}
-
-// With --protect none the command can change them.
-func TestProtectNone(t *testing.T) {
-	t.Parallel()
-	dir := repository(t)
-	harness.Run(t, harness.Options{Dir: dir}, "-w", "--protect", "none", "--env", "GIT_CONFIG_NOSYSTEM=1", "git", "config", "a.b", "c").Expect(t, 0, "exited")
-	check.Equal(t, git(t, dir, "config", "a.b"), "c\n", "a.b")
-}
-
-// --protect keeps a path unchanged, and its parents cannot be renamed. A path that is missing, a
-// link or not writable anyway is an error.
-func TestProtectPath(t *testing.T) {
-	t.Parallel()
-	dir := harness.Dir(t) + "/project"
-	check.Must(t, os.MkdirAll(dir+"/a/b/c", 0o755))
-	check.Must(t, os.WriteFile(dir+"/a/b/file", []byte("old"), 0o644))
-	check.Must(t, os.WriteFile(dir+"/.envrc", []byte("old"), 0o644))
-	check.Must(t, os.Symlink("a", dir+"/link"))
-	o := harness.Options{Dir: dir}
-	r := harness.Run(t, o, "-w", "--protect", "a/b/file", "--protect", dir+"/a/b/c", "--protect", ".envrc", "sh", "-c", `
-for f in a/b/file .envrc; do echo new >$f; rm -f $f; mv $f $f.old && echo new >$f; done
-touch a/b/c/new; mv a x; mv a/b a/x; mv a/b/c a/b/x; echo new >a/other; echo new >b`)
-	r.Expect(t, 0, "exited")
-	for name, want := range map[string]string{"a/b/file": "old", ".envrc": "old", "a/other": "new\n", "b": "new\n"} {
-		check.Equal(t, readFile(t, dir+"/"+name), want, "%s", name)
-	}
-	names, _ := filepath.Glob(dir + "/a/b/c/*")
-	check.That(t, len(names) == 0, "made in a protected directory: %q", names)
-	for path, want := range map[string]string{
-		"none/at/all": "no such file or directory; create it", "missing": "no such file or directory; create it",
-		"link": "it is a symbolic link", "/etc/hostname": "not below a directory of the host that the command may write to", ".": "not below a directory",
-	} {
-		r := harness.Run(t, o, "-w", "--protect", path, "true")
-		check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stderr), want) && strings.Count(string(r.Stderr), "\n") == 1,
-			"--protect %s: exit code %d, %s", path, r.ExitCode, r.Stderr)
-	}
-}
-
 // Where parts of a directory belong to another user, a command of root's has exactly the rights of
 // the directory's owner there, with and without protection.
 func TestProtectOwner(t *testing.T) {
@@ -178,27 +123,6 @@ cat a/secret .git/config .git/config.worktree; touch a/new .git/new .git/HEAD; c
 			_, err := os.Lstat(dir + "/" + name)
 			check.That(t, err == nil, "%q: %v", flags, err)
 		}
-	}
-}
-
-// cp and --put do not replace files that are mounted read-only: the kernel would remove the mount.
-func TestProtectFromCopies(t *testing.T) {
-	t.Parallel()
-	dir := harness.Dir(t) + "/project"
-	check.Must(t, os.Mkdir(dir, 0o755))
-	for _, name := range []string{"kept", "other"} {
-		check.Must(t, os.WriteFile(dir+"/"+name, []byte(name+"\n"), 0o644))
-	}
-	source := harness.Dir(t) + "/kept"
-	check.Must(t, os.WriteFile(source, []byte("copied\n"), 0o644))
-	b := harness.NewState(t).Sandbox(harness.Options{Dir: dir}, "-w", "--protect", "kept")
-	for name, code := range map[string]int{"kept": 125, "other": 0} {
-		b.State.Start(harness.Options{}, "cp", source, b.ID+":"+dir+"/"+name).Wait().Exits(t, code)
-	}
-	b.Exec(harness.Options{}, nil, "sh", "-c", "echo new >kept || test -s other").Expect(t, 0, "exited")
-	harness.Start(t, harness.Options{Dir: dir}, "-w", "--protect", "kept", "--put", source+":"+dir, "true").Wait().Exits(t, 125)
-	for name, want := range map[string]string{"kept": "kept\n", "other": "copied\n"} {
-		check.Equal(t, readFile(t, dir+"/"+name), want, "%s", name)
 	}
 }
 

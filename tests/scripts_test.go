@@ -4,12 +4,16 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/alecthomas/kong"
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -26,13 +30,15 @@ func TestScripts(t *testing.T) {
 			env.Setenv("PATH", harness.Path)
 			env.Setenv("SBXRUN_BWRAP", os.Getenv("SBXRUN_BWRAP"))
 			env.Setenv("FIXTURES", harness.FixturesDir(t))
-			env.Values[last{}] = new(runs)
+			env.Values[last{}] = &runs{t: env.T()}
 			return nil
 		},
 		Condition: func(name string) (bool, error) {
 			switch name {
 			case "root":
 				return harness.Root(), nil
+			case "layers-in-memory":
+				return kernel(t, 6, 6), nil
 			}
 			return false, fmt.Errorf("no condition %s", name)
 		},
@@ -41,6 +47,11 @@ func TestScripts(t *testing.T) {
 				refuse(ts, neg)
 				scriptRun(ts, 0, args)
 			},
+			"rootfs": func(ts *testscript.TestScript, neg bool, _ []string) {
+				refuse(ts, neg)
+				ts.Setenv("TREE", rootTree(scriptT{ts}))
+			},
+			"image":   image,
 			"fail":    fail,
 			"timeout": timeout,
 			"json":    json,
@@ -50,10 +61,13 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// runs is the state of a script: its last run, and by how much its deadline was raised.
+// runs is the state of a script.
 type runs struct {
-	result *harness.Result
-	later  time.Duration
+	t      testscript.T
+	result *harness.Result // of the last run
+	later  time.Duration   // by how much its deadline was raised
+	state  *harness.State  // nil before the first command on sandboxes
+	boxes  map[string]*harness.Sandbox
 }
 
 type last struct{}
@@ -63,7 +77,17 @@ type scriptT struct{ *testscript.TestScript }
 
 func (scriptT) Helper()                             {}
 func (s scriptT) Errorf(format string, args ...any) { s.Fatalf(format, args...) }
-func (s scriptT) Cleanup(f func())                  { s.Defer(f) }
+func (s scriptT) Cleanup(f func()) {
+	s.Defer(func() {
+		defer func() {
+			if e := recover(); e != nil { // of Fatalf, which only the script's lines may call
+				s.Logf("%v", e)
+				s.Value(last{}).(*runs).t.FailNow()
+			}
+		}()
+		f()
+	})
+}
 
 func refuse(ts *testscript.TestScript, neg bool) {
 	if neg {
@@ -71,20 +95,74 @@ func refuse(ts *testscript.TestScript, neg bool) {
 	}
 }
 
+// scriptRun runs sbxrun to its end. Commands on sandboxes share a state directory; start and exec assert what they do in
+// the other tests.
 func scriptRun(ts *testscript.TestScript, code int, args []string) {
-	scriptEnd(ts, code, 0, scriptStart(ts, args))
+	script := ts.Value(last{}).(*runs)
+	o, args := scriptOptions(ts, args)
+	switch box := slices.IndexFunc(args, func(arg string) bool { return script.boxes[arg] != nil }); {
+	case !onSandboxes(args):
+		if script.state != nil {
+			o.Env = append(o.Env, "SBXRUN_STATE_DIR="+script.state.Dir, "SBXRUN_DATA_DIR="+script.state.Dir+"-data")
+		}
+		scriptEnd(ts, code, 0, harness.Run(scriptT{ts}, o, args...))
+	case args[0] == "start":
+		b, r := script.onState(ts).TrySandbox(o, args[1:]...)
+		if b != nil && b.Name != "" {
+			script.boxes[b.Name] = b
+		}
+		scriptEnd(ts, code, 0, r)
+	case args[0] == "exec" && box > 0:
+		command := args[box+1:]
+		if len(command) > 0 && command[0] == "--" {
+			command = command[1:]
+		}
+		scriptEnd(ts, code, 0, script.boxes[args[box]].Exec(o, args[1:box], command...))
+	default:
+		scriptEnd(ts, code, 0, script.onState(ts).Start(o, args...).Wait())
+	}
 }
 
-func scriptStart(ts *testscript.TestScript, args []string) *harness.Process {
-	return harness.Start(scriptT{ts}, harness.Options{
+// onSandboxes reports whether a command line is one of sbxrun's own commands, other than run.
+func onSandboxes(args []string) bool {
+	return len(args) > 0 && args[0] != "run" && slices.ContainsFunc(cli.Commands(), func(c *kong.Node) bool {
+		return strings.HasPrefix(c.Path()+" ", args[0]+" ")
+	})
+}
+
+// onState returns the script's state directory.
+func (r *runs) onState(ts *testscript.TestScript) *harness.State {
+	if r.state == nil {
+		r.state, r.boxes = harness.NewState(scriptT{ts}), map[string]*harness.Sandbox{}
+		ts.Setenv("STATE", r.state.Dir)
+	}
+	return r.state
+}
+
+// scriptOptions returns how to start sbxrun, and its arguments: with a layer in place of LAYER, and without < FILE at their
+// end, its stdin.
+func scriptOptions(ts *testscript.TestScript, args []string) (harness.Options, []string) {
+	o := harness.Options{
 		Dir: ts.MkAbs("."),
 		Env: []string{"PATH=" + ts.Getenv("PATH"), "HOME=" + ts.Getenv("HOME"), "SBXRUN_BWRAP=" + ts.Getenv("SBXRUN_BWRAP")},
-	}, args...)
+	}
+	if dirs := ts.Getenv("SBXRUN_CDI_DIRS"); dirs != "" {
+		o.Env = append(o.Env, "SBXRUN_CDI_DIRS="+dirs)
+	}
+	if i := slices.Index(args, "LAYER"); i >= 0 {
+		args = slices.Concat(args[:i], layer(scriptT{ts}), args[i+1:])
+	}
+	if end := len(args) - 2; end >= 0 && args[end] == "<" {
+		o.Stdin = strings.NewReader(ts.ReadFile(args[end+1]))
+		args = args[:end]
+	}
+	return o, args
 }
 
-func scriptEnd(ts *testscript.TestScript, code int, later time.Duration, p *harness.Process) {
-	r := p.Wait()
-	*ts.Value(last{}).(*runs) = runs{r, later}
+// scriptEnd makes a run the last one.
+func scriptEnd(ts *testscript.TestScript, code int, later time.Duration, r *harness.Result) {
+	script := ts.Value(last{}).(*runs)
+	script.result, script.later = r, later
 	ts.Stdout().Write(r.Stdout)
 	ts.Stderr().Write(r.Stderr)
 	if r.ExitCode != code {
@@ -98,6 +176,15 @@ func result(ts *testscript.TestScript) *harness.Result {
 		ts.Fatalf("nothing was run yet")
 	}
 	return r
+}
+
+// image NAME imports the image of [imageOf]. DIGEST and PREFIX name it, too, and LAYOUT is where it came from.
+func image(ts *testscript.TestScript, neg bool, args []string) {
+	refuse(ts, neg)
+	digest, layout := imageOf(scriptT{ts}, ts.Value(last{}).(*runs).onState(ts), args[0])
+	ts.Setenv("DIGEST", digest)
+	ts.Setenv("PREFIX", digest[len("sha256:"):][:12])
+	ts.Setenv("LAYOUT", layout)
 }
 
 // fail N ARG... runs sbxrun, which must exit with N.
@@ -121,9 +208,10 @@ func timeout(ts *testscript.TestScript, neg bool, args []string) {
 	d, err := time.ParseDuration(args[0])
 	ts.Check(err)
 	p, got := harness.InTime(scriptT{ts}, d, args[1], func(timeout string) *harness.Process {
-		return scriptStart(ts, append([]string{"--timeout", timeout}, args[2:]...))
+		o, args := scriptOptions(ts, append([]string{"--timeout", timeout}, args[2:]...))
+		return harness.Start(scriptT{ts}, o, args...)
 	})
-	scriptEnd(ts, 124, got-d, p)
+	scriptEnd(ts, 124, got-d, p.Wait())
 }
 
 // json PATH RE asserts that RE matches a whole member of the report. A missing member reads as absent.

@@ -99,39 +99,6 @@ func TestReportSpecial(t *testing.T) {
 	}
 }
 
-// --env-file refuses a named pipe and a device before opening them.
-func TestEnvFileSpecial(t *testing.T) {
-	t.Parallel()
-	pipe := filepath.Join(harness.Dir(t), "pipe")
-	check.Must(t, unix.Mkfifo(pipe, 0o666))
-	s := harness.NewState(t)
-	for _, place := range []string{pipe, "/dev/zero", "/"} {
-		for _, command := range []string{"run", "start"} {
-			r := s.Run(command, "--env-file", place, "true")
-			want := fmt.Sprintf("sbxrun: error: --env-file: %q is not a regular file; give a file", place)
-			check.That(t, r.ExitCode == 125 && strings.HasPrefix(string(r.Stderr), want), "%s, %s: exit code %d, stderr %q; want %q", command, place, r.ExitCode, r.Stderr, want)
-		}
-	}
-}
-
-// --env-file follows no link that a payload has left, which would show root's files to the next command.
-func TestEnvFilePlantedLink(t *testing.T) {
-	t.Parallel()
-	secret := filepath.Join(harness.Dir(t), "secret")
-	check.Must(t, os.WriteFile(secret, []byte("SECRET=1\n"), 0o600))
-	own := filepath.Join(harness.Dir(t), "link")
-	check.Must(t, os.Symlink(secret, own))
-	harness.Run(t, harness.Options{}, "--env-file", own, "sh", "-c", "echo $SECRET").Out(t, "1\n")
-	if !harness.Root() {
-		return // files from a sandbox of an ordinary user belong to that user
-	}
-	dir := harness.SharedDir(t)
-	harness.Run(t, harness.Options{}, "--bind", dir+":/out", "ln", "-s", secret, "/out/env").Expect(t, 0, "exited")
-	r := harness.Start(t, harness.Options{Bare: true}, "--env-file", dir+"/env", "sh", "-c", "echo $SECRET").Wait()
-	want := fmt.Sprintf("sbxrun: error: --env-file: %q is a symbolic link that others could have put there; name the path that the link leads to\n", dir+"/env")
-	check.That(t, r.ExitCode == 125 && len(r.Stdout) == 0 && string(r.Stderr) == want, "exit code %d, stdout %q, stderr %q; want %q", r.ExitCode, r.Stdout, r.Stderr, want)
-}
-
 // --env-file reads a descriptor that is a pipe, as the shell creates for <(command). A signal ends
 // the wait for its end.
 func TestEnvFileDescriptor(t *testing.T) {

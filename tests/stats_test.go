@@ -81,9 +81,7 @@ func TestStats(t *testing.T) {
 
 	for level, flags := range map[string][]string{"ok": {"--warn", "100", "--alert", "100"}, "warn": {"--warn", "0", "--alert", "100"}, "alert": {"--alert", "0"}} {
 		check.Equal(t, statsOf(t, s, harness.Options{}, flags...).Level, level, "%q: level", flags)
-		if r := s.Run(append([]string{"stats"}, flags...)...); r.ExitCode != 0 || !strings.Contains(string(r.Stdout), "\n"+level+" ") || !strings.Contains(string(r.Stdout), " box ") {
-			t.Errorf("%q: exit code %d: %s", flags, r.ExitCode, r.Stdout)
-		}
+		s.Run(append([]string{"stats"}, flags...)...).Exits(t, 0).OutHas(t, "\n"+level+" ").OutHas(t, " box ")
 	}
 	s.Run("stats", "--prometheus").OutHas(t, "\nsbxrun_sandbox_tasks{id=\""+box.ID+"\",name=\"box\"} 1\n")
 	for _, args := range [][]string{{"x"}, {"--json", "--prometheus"}, {"--interval", "0"}, {"--warn", "120"}} {

@@ -17,37 +17,6 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// The status follows from the cause, and from the exit code if the command exited by itself.
-func TestStatus(t *testing.T) {
-	t.Parallel()
-	s := harness.NewState(t)
-	for _, c := range []struct {
-		script, status, cause string
-		code                  int
-	}{
-		{"exit 0", "completed", "exited", 0},
-		{"exit 1", "failed", "exited", 1},
-		{"exit 130", "failed", "exited", 130},
-		{"exit 255", "failed", "exited", 255},
-		// The recorded cause is more precise than the code: it has exited by itself.
-		{"exit 137", "failed", "exited", 137},
-		{"exit 143", "failed", "exited", 143},
-		{"exit 124", "failed", "exited", 124},
-		{"kill -KILL $$", "failed", "signaled", 137},
-		{"kill -TERM $$", "failed", "signaled", 143},
-		{"kill -SEGV $$", "failed", "signaled", 139},
-	} {
-		b := s.Sandbox(harness.Options{}, "sh", "-c", c.script)
-		rec := b.Ended()
-		if rec.Status != c.status || rec.Report.Cause != c.cause || *rec.ExitCode != c.code {
-			t.Errorf("%s: status %s, cause %s, code %d: %.2000s", c.script, rec.Status, rec.Report.Cause, *rec.ExitCode, s.Run("inspect", b.ID).Stdout)
-		}
-		check.Equal(t, s.Run("wait", b.ID).ExitCode, c.code, "%s: wait exits with", c.script)
-	}
-	r := s.Run("ps", "--names", "--status", "completed")
-	check.That(t, len(harness.Lines(r.Stdout)) == 1, "completed: %s", r.Stdout)
-}
-
 // Every client can read the exit code from the end until cleanup.
 func TestWait(t *testing.T) {
 	t.Parallel()
@@ -208,37 +177,6 @@ func TestReadyNotTheHosts(t *testing.T) {
 	s.Run("wait", "--ready", "--timeout", "0.5", b.ID).Exits(t, 124)
 	_, r := s.TrySandbox(harness.Options{}, "--ready-tcp", port, "--net", "host")
 	check.That(t, r.ExitCode == 125, "--net host: exit code %d", r.ExitCode)
-}
-
-// A sandbox that is never ready, ends first, has no probe or never prints the line is an error.
-func TestReadyNever(t *testing.T) {
-	t.Parallel()
-	s := harness.NewState(t)
-	s.Sandbox(harness.Options{}, "--ready-exec=-x 2>/dev/null; true", "--ready-timeout", "20", "--wait-ready") // sh has no such option
-	never := s.Sandbox(harness.Options{}, "--name", "never", "--ready-exec", "false", "--ready-interval", "0.2")
-	never.Busy = true
-	r := s.Run("wait", "--ready", "--timeout", "1", "--json", "never").Exits(t, 124).OutHas(t, `"wait-timeout"`)
-	harness.Within(t, "never", r.Elapsed, time.Second, 1200*time.Millisecond)
-	never.Alive()
-
-	late, r := s.TrySandbox(harness.Options{}, "--ready-log", "x", "--ready-timeout", "0.5", "--wait-ready")
-	check.Require(t, late != nil && r.ExitCode == 124 && len(harness.Lines(r.Stderr)) == 1, "--wait-ready: exit code %d: %s", r.ExitCode, r.Stderr)
-	late.Alive()
-	told := "sbxrun: error: the sandbox " + late.ID + " was not ready within 500ms, and keeps running; see sbxrun logs " + late.ID + ", or end it with sbxrun kill " + late.ID + "\n"
-	check.That(t, string(r.Stderr) == told, "--wait-ready: %s, want %s", r.Stderr, told)
-	s.Run("wait", "--ready", "--json", late.ID).Exits(t, 124).OutHas(t, `"not-ready"`).Err(t, told)
-
-	ends, r := s.TrySandbox(harness.Options{}, "--ready-tcp", "80", "--wait-ready", "sh", "-c", "sleep 0.3; exit 42")
-	check.That(t, ends != nil && r.ExitCode == 125 && strings.Contains(string(r.Stderr), "42"), "ends first, --wait-ready: exit code %d: %s", r.ExitCode, r.Stderr)
-	ends = s.Sandbox(harness.Options{}, "--ready-log", "x", "sh", "-c", "sleep 0.3; exit 42")
-	for range 2 {
-		r = s.Run("wait", "--ready", "--json", ends.ID)
-		check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stdout), `"ended"`) && strings.Contains(string(r.Stderr), "42"),
-			"ends first: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
-	}
-	s.Run("wait", "--log", "x", "--json", ends.ID).Exits(t, 125).OutHas(t, `"ended"`).ErrHas(t, "42")
-	none := s.Sandbox(harness.Options{})
-	s.Run("wait", "--ready", "--json", none.ID).Exits(t, 125).OutHas(t, `"no-probe"`)
 }
 
 // A log probe finds a line whenever and however it was written.

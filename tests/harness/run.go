@@ -605,7 +605,15 @@ func (r *Result) Expect(t T, code int, cause string) *Result {
 	t.Helper()
 	r.Exits(t, code)
 	check.Require(t, r.Report != nil, "there is no report; stderr %.500q", r.Stderr)
-	check.Require(t, r.Report.Cause == cause, "cause %q, want %q; report %.2000s", r.Report.Cause, cause, r.Report.Raw())
+	r.Report.Expect(t, code, cause)
+	return r
+}
+
+// Expect asserts how an exec or a sandbox has ended.
+func (r *Report) Expect(t T, code int, cause string) *Report {
+	t.Helper()
+	check.Require(t, r != nil, "there is no report")
+	check.Require(t, r.ExitCode == code && r.Cause == cause, "want exit code %d and cause %q: %.2000s", code, cause, r.Raw())
 	return r
 }
 
