@@ -151,10 +151,10 @@ func TestUsageOnce(t *testing.T) {
 	if !enforced(t, limits.Request{CPUs: 0.5}, "--cpus", "0.5") {
 		return
 	}
-	for range 8 {
-		r := harness.Run(t, harness.Options{}, "--cpus", "0.5", "--timeout", "0.5", "sh", "-c", "while :; do :; done & while :; do :; done")
+	for range 6 {
+		r := harness.Run(t, harness.Options{}, "--cpus", "0.5", "--timeout", "1", "sh", "-c", "while :; do :; done & while :; do :; done")
 		r.Expect(t, 124, "timeout")
-		// Counted twice, it would be up to three quarters of the time.
+		// A second has at most eleven periods of 0.1 s. Counted twice, it would be up to three quarters of the time.
 		used := r.Report.Usage.CPUUserMS + r.Report.Usage.CPUSystemMS
 		check.That(t, used <= 0.65*r.Report.DurationMS, "%.0f ms of CPU in %.0f ms", used, r.Report.DurationMS)
 	}
