@@ -92,7 +92,7 @@ func TestKillIdle(t *testing.T) {
 	b.Dying = true
 	p := b.StartExec(harness.Options{}, nil, "sh", "-c", fmt.Sprintf("trap 'sleep %f; echo cleaned; exit' TERM; echo up; while :; do sleep 0.02; done", timeout.Seconds()+1))
 	p.WaitOutput("up\n")
-	kill(t, b.State, 0, "--grace", "60", b.ID)
+	kill(t, b.State, 0, "--grace", (timeout + time.Minute).String(), b.ID)
 	r := p.Wait()
 	check.That(t, strings.HasSuffix(string(r.Stdout), "cleaned\n"), "exec: %q", r.Stdout)
 	rec := b.Ended()
