@@ -50,7 +50,7 @@ type Options struct {
 	// Names, if any, are the only sandboxes, or execs by their handles, to examine. One that does not exist
 	// or is alive gives a Finding with Err.
 	Names     []string
-	OlderThan time.Duration // keep records of more recent ends
+	OlderThan time.Duration // keep records of sandboxes that ended more recently
 	DryRun    bool          // report, but change nothing
 	// KeepRecords restricts the sweep to processes. It keeps all records, including damaged ones, files of
 	// killed applies, and cgroups, because a new cgroup without a process looks like a leftover. It is for an

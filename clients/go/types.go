@@ -167,7 +167,7 @@ type Change struct {
 	Path     string `json:"path"`   // relative to the overlay
 	Change   string `json:"change"` // added, changed, deleted, or mode: only the permissions differ
 	Type     string `json:"type"`   // file, directory, link or other
-	Was      string `json:"was"`    // previous type, if it was another one
+	Was      string `json:"was"`    // previous type, if it was different
 	Size     int64  `json:"size"`
 	Mode     string `json:"mode"`
 	WasMode  string `json:"was_mode"`

@@ -57,8 +57,8 @@ func (a *applied) list(w io.Writer) error {
 	return nil
 }
 
-// applyAll applies the changes of some overlays to the host. It prints deletions that are not applied, and
-// for run, whose flags begin with another prefix than "--", all deletions before it begins.
+// applyAll applies the changes of some overlays to the host. It prints deletions that are not applied, and for run,
+// whose flags begin with a prefix other than "--", all deletions before it begins.
 func applyAll(ctx context.Context, list []*room.Overlay, paths []string, flags *cli.Apply, prefix string) (done applied, err error) {
 	trees, err := openChanges(ctx, list, paths, flags.Exclude, 0)
 	if err != nil {

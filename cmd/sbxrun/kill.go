@@ -98,7 +98,7 @@ func (k *killer) killAll() {
 	for _, one := range k.kills {
 		one.request(state.Kill{Signal: result.SignalName(unix.Signal(k.flags.Signal)), GraceMS: min(result.Milliseconds(time.Duration(k.flags.Grace)), state.LongestGrace)})
 	}
-	// The supervisor gets a moment more to record the verdict.
+	// The supervisor gets another moment to record the verdict.
 	const moment = 2 * time.Second
 	graceOver := begin.Add(time.Duration(k.flags.Grace))
 	proofBy := graceOver.Add(time.Duration(k.flags.ProofTimeout))

@@ -30,8 +30,8 @@ func requestOf(f *cli.LimitFlags) (r limits.Request, required bool) {
 	return r, f.Limits == "required"
 }
 
-// planLimits returns how to enforce the limits of a sandbox or, with access to one, of an exec in it. It returns nil if
-// there are none.
+// planLimits returns how to enforce the limits of a new sandbox or, if in describes an existing one, of an exec in
+// that. It returns nil if there are none.
 func planLimits(f *cli.LimitFlags, in state.Room) (*limits.Plan, error) {
 	request, required := requestOf(f)
 	return limits.For(request, required, in.Cgroups, in.Limits)

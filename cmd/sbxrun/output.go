@@ -20,7 +20,7 @@ const (
 	outputTruncate = "truncate"
 )
 
-// Default sizes kept of each stream, in memory and in a log.
+// Default maximum numbers of bytes kept of each stream, in memory and in a log.
 const (
 	maxOutput = 1 << 20
 	maxLog    = 64 << 20

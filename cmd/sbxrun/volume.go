@@ -49,7 +49,7 @@ func useVolumes(parts *sandbox.Parts, p *room.Policy, args []string, create bool
 	return whoUses(parts.Use(store, list, p))
 }
 
-// whoUses adds the users of a volume to the error for one in use.
+// whoUses adds the users of a volume to the error for a volume in use.
 func whoUses(err error) error {
 	busy := (*volumes.BusyError)(nil)
 	if !errors.As(err, &busy) {

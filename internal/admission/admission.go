@@ -317,7 +317,7 @@ func (a *Permit) takeLock() error {
 }
 
 // Running records that the command is running, and lets others be admitted. It also creates the threads for the end
-// of a command that runs for longer, before that could use up all tasks.
+// of a command that runs for longer, before the command could use up all tasks.
 func (a *Permit) Running() {
 	a.started()
 	if a != nil && !a.scarce && !a.Lasting {

@@ -326,7 +326,7 @@ type Machine struct {
 	Sessions int         `json:"sessions"`
 	Rooms    Rooms       `json:"rooms"`
 	Tasks    []TaskBound `json:"tasks" doc:"Limits on tasks, of the machine and of the server's cgroups, the tightest first; empty at a gateway"`
-	Nodes    []Node      `json:"nodes,omitempty" doc:"At a gateway, whose other figures are their sums"`
+	Nodes    []Node      `json:"nodes,omitempty" doc:"Only at a gateway; the other figures are then sums over these nodes"`
 }
 
 // NodeState is the state of a node or gateway.

@@ -72,7 +72,7 @@ func (k *Keys) forget(tenant, name string) {
 	}
 }
 
-// Settle sets the answer. If it is not kept, the next request with this key is a first one again. drop is
+// Settle sets the answer. If it is not kept, the next request with this key counts as the first one again. drop is
 // called when the key is forgotten.
 func (k *Keys) Settle(tenant, name string, key *Key, value any, keep bool, drop func()) {
 	k.mu.Lock()

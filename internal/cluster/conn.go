@@ -101,7 +101,7 @@ func (c *Conn) Read(b []byte) (int, error) {
 // mayArrive returns the stream offset up to which the peer may send.
 func (c *Conn) mayArrive() uint64 { return c.got - uint64(len(c.in)) + window }
 
-// end returns the stream offset behind everything sent.
+// end returns the stream offset after everything sent.
 func (c *Conn) end() uint64 { return c.acked + uint64(len(c.out)) }
 
 func late(by time.Time) bool { return !by.IsZero() && !time.Now().Before(by) }
@@ -319,7 +319,7 @@ func (c *Conn) tick(now time.Time, alive bool) {
 	case c.alone.IsZero():
 		c.alone = now
 	}
-	// Its first heartbeat may be under way, or be received before its last response.
+	// Its first heartbeat may still be on its way, or arrive before its last response.
 	if !alive && now.Sub(c.lastIn) > again && now.Sub(c.alone) > again {
 		c.fail(ErrLost, false)
 		return

@@ -9,11 +9,11 @@ import (
 	"github.com/sbxrun/sbxrun/internal/server"
 )
 
-// connectionHeader names a connection of the Model Context Protocol with a state.
+// connectionHeader names a stateful connection of the Model Context Protocol.
 const connectionHeader = "Mcp-Session-Id"
 
-// mcp forwards the messages of agents. A connection with a state belongs to one node, whose subject is part
-// of the ID that the client gets. Without a connection, the session of a tool call determines the node.
+// mcp forwards the messages of agents. A stateful connection belongs to one node, whose subject is part of the ID
+// that the client gets. Without a connection, the session of a tool call determines the node.
 func (g *Gateway) mcp(w http.ResponseWriter, r *http.Request) {
 	if err := server.CheckOrigin(r, g.middleware.Settings().Hosts); err != nil { // nodes do not get the header
 		w.Header().Set("Connection", "close") // or net/http would first read the body

@@ -239,7 +239,7 @@ func (x *quotas) ask(ctx context.Context, tenant string, s *quota, calls, tokens
 	}
 	s.sure = false
 	gateways := x.members.Of(GatewayKind)
-	for len(gateways) == 0 && x.members.Connected() && !x.members.Settled() && ctx.Err() == nil { // the answers to askHeartbeats are under way
+	for len(gateways) == 0 && x.members.Connected() && !x.members.Settled() && ctx.Err() == nil { // the answers to askHeartbeats are on their way
 		time.Sleep(tick / 10)
 		gateways = x.members.Of(GatewayKind)
 	}
@@ -329,8 +329,8 @@ func (x *quotas) settle(ctx context.Context, tenant string) {
 		calls = min(calls, s.ceilings.Concurrency/(1+s.others))
 	}
 	calls = min(s.ceilings.Concurrency, max(calls, use.Running))
-	// A node without calls is not in the record, but an earlier request may still arrive and add it. So
-	// repeat the request for longer than one can be under way.
+	// A node without calls is not in the record, but an earlier request may still arrive and add it. So repeat the
+	// request for longer than one can be in flight.
 	if calls > 0 || s.have > 0 || !s.sure || time.Since(s.askedAt) < lostAfter {
 		// Stop using returned slots before others get them.
 		x.scheduler.SetConcurrency(tenant, min(calls, s.have))

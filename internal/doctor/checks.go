@@ -92,7 +92,7 @@ func checkOwner(program string, uid, gid int) error {
 	return nil
 }
 
-// both returns the program and, if it is installed next to it, sbxrund, quoted for a shell.
+// both returns the program and, if installed next to it, sbxrund, quoted for a shell.
 func both(program string) (words []string) {
 	for _, name := range []string{program, filepath.Join(filepath.Dir(program), "sbxrund")} {
 		if _, err := os.Stat(name); err == nil {

@@ -97,7 +97,7 @@ const (
 	lxcNesting  = "lxc config set NAME security.nesting=true && lxc restart NAME\nor with incus: incus config set NAME security.nesting=true && incus restart NAME"
 )
 
-// unfiltered is what lets a container's processes make the system calls that a run needs.
+// unfiltered has the settings that let a container's processes make the system calls that a run needs.
 var unfiltered = engines{
 	docker:     "docker run --security-opt seccomp=unconfined …",
 	podman:     "podman run --security-opt seccomp=unconfined …",

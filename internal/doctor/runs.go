@@ -177,8 +177,8 @@ func (e *exam) checkStaged() (string, error) {
 	return "", warning{failed(stepMapped, "", mapped), "-w and --bind do not work for root's files"}
 }
 
-// checkImages starts a sandbox in a root directory that has only an empty program, which cannot be executed: that is an
-// error after all mounts.
+// checkImages starts a sandbox in a root directory that has only an empty program, which cannot be executed, so the
+// expected error comes after all mounts.
 func (e *exam) checkImages() (string, error) {
 	dir, err := os.MkdirTemp("", "sbxrun-doctor-")
 	if err == nil {

@@ -221,7 +221,7 @@ func (e *Entry) layWorkdir(s *helper.Script) {
 	s.Allow(0, helper.AnyError)
 }
 
-// layExec executes the command. Only a successful exec closes the gate, and with it confirms.
+// layExec executes the command. Only a successful exec closes the gate, which confirms it.
 func (e *Entry) layExec(s *helper.Script) {
 	s.Do("set up signals", unix.SYS_RT_SIGPROCMASK, proc.SigSetmask, s.Words(0), 0, 8) // until here nothing but SIGKILL can end the process
 	s.Do(stepExec, helper.Exec, s.Texts(e.candidates()), s.Texts(e.Command), s.Texts(e.Env))

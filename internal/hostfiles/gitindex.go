@@ -67,7 +67,7 @@ func indexDigestOf(content []byte, hash int) string {
 			return ""
 		}
 		flags := binary.BigEndian.Uint16(rest[stat+hash:])
-		digest.Write(rest[24:28]) // the mode, which is no status
+		digest.Write(rest[24:28]) // the mode, which is not part of the status
 		digest.Write(rest[stat:fixed])
 		if flags&0x4000 != 0 {
 			if len(rest) < fixed+2 || version < 3 {

@@ -38,7 +38,7 @@ func set(words string) func(name string) bool {
 		for word := range strings.FieldsSeq(words) {
 			m[fold(word)] = true
 			if dir, _, ok := strings.Cut(word, "/"); ok {
-				m[fold(dir)+"/"] = true // as of a link
+				m[fold(dir)+"/"] = true // for a link to the directory
 			}
 		}
 		return m

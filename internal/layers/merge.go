@@ -31,7 +31,7 @@ func Merge(root, layer *os.File, changes io.Reader, owner *proc.Cred) error {
 	if err != nil {
 		return err
 	}
-	// The layer may delete a file that it links to, so the links begin before the deletions.
+	// The layer may delete a file that it links to, so save these files before the deletions.
 	saved := tree.Hidden()
 	defer func() { _ = tree.Remove(m.root, saved) }() // after an error, the caller removes the tree
 	links := map[string]int{}

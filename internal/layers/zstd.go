@@ -179,7 +179,7 @@ func Compression(begin []byte) string {
 	return ""
 }
 
-// failing remembers the error of a reader, which is then not the decompressor's.
+// failing remembers the error of a reader, to tell it from errors of the decompressor.
 type failing struct {
 	r   io.Reader
 	err error

@@ -3,7 +3,7 @@
 # the shell $shell and its descendants. Run as root:
 #
 #   cgroup v2 with systemd   the user's own systemd gets the controllers, and runs from boot
-#                            on: so sessions to come can set limits, too
+#                            on, so later sessions can set limits, too
 #   cgroup v2 without        the user gets a cgroup, and the shell goes there
 #   cgroup v1, or both       the same in each hierarchy
 #
@@ -17,7 +17,7 @@ fail() {
 [ "$(id -u)" = 0 ] || fail 'this is for root: sbxrun doctor --script | sudo sh'
 [ -d "/proc/$shell" ] || fail "process $shell has ended; in the shell that is to set limits: sbxrun doctor --script | sudo sh"
 
-# place OF: prints the mount point of a hierarchy, v2 or that of a v1 controller, and the shell's cgroup in it. Prints
+# place OF: prints the mount point of a hierarchy, v2 or a v1 controller's, and the shell's cgroup in it. Prints
 # nothing if that is not visible.
 place() {
     awk -v of="$1" '

@@ -64,8 +64,8 @@ func (r Request) OfProcesses() Request {
 	return Request{CPUs: r.CPUs, FSize: r.FSize, NoFile: r.NoFile, Stack: r.Stack, Nice: r.Nice, OOMScoreAdj: r.OOMScoreAdj}
 }
 
-// within returns the request of an exec in a sandbox whose processes have these limits: its own are no wider.
-// It leaves out limits that the caller's own limits already imply, because the caller could not set them.
+// within returns the request of an exec in a sandbox whose processes have these limits, which its own limits must not
+// exceed. It leaves out limits that the caller's own limits already imply, because the caller could not set them.
 func (r Request) within(sandbox Request) Request {
 	narrower := func(own *int64, other int64, resource int) {
 		var caller unix.Rlimit

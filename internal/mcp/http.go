@@ -21,12 +21,12 @@ const (
 	// client's value.
 	requestHeader = "Sbxrun-Mcp-Request"
 
-	// sessionless is the first version of the protocol whose connections have no state.
+	// sessionless is the first version of the protocol whose connections are stateless.
 	sessionless = "2026-07-28"
 
-	// A connection with a state is dropped after connectionTimeout without a request, or when its
-	// tenant opens more than maxConnections. Many clients do not reconnect when their connection is
-	// unknown, so the timeout is long. Sessions of sandboxes do not depend on connections.
+	// A stateful connection is dropped after connectionTimeout without a request, or when its tenant opens more than
+	// maxConnections. Many clients do not reconnect when their connection is unknown, so the timeout is long.
+	// Sessions of sandboxes do not depend on connections.
 	connectionTimeout = 24 * time.Hour
 	maxConnections    = 64
 )

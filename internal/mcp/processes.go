@@ -128,8 +128,7 @@ func describeProcess(s api.CallStatus) string {
 	return line
 }
 
-// writeOutput writes a part of a stream: from an offset, or its end. It returns the offset behind that
-// part.
+// writeOutput writes a part of a stream: from an offset, or its end. It returns the offset after that part.
 func writeOutput(b *strings.Builder, c *calls.Call, name string, offset *int64) (next int64, err error) {
 	spool := c.Stream(name)
 	size, _, _ := spool.Size()

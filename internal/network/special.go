@@ -102,8 +102,8 @@ func OwnAddresses() (list []netip.Addr, err error) {
 			return nil, os.NewSyscallError("parsenetlinkrouteattr", err)
 		}
 		for _, attr := range attributes {
-			// On a point-to-point link, IFA_ADDRESS is the peer and IFA_LOCAL this host. The peer is
-			// special as well, which is the safe side.
+			// On a point-to-point link, IFA_ADDRESS is the peer and IFA_LOCAL this host. The peer is special as well,
+			// which errs on the safe side.
 			if attr.Attr.Type != syscall.IFA_ADDRESS && attr.Attr.Type != syscall.IFA_LOCAL {
 				continue
 			}

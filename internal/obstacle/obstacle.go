@@ -57,7 +57,7 @@ func Find(e *enter.Entry, sight Sight, f Failure, c room.Caller) (what, remedy s
 	return scene{e, sight}.obstacle(f, c)
 }
 
-// Inside is the sight of an existing room with the PID 1 process.
+// Inside is the [Sight] of an existing room, with its PID 1.
 type Inside struct{ *proc.Process }
 
 // open opens a path (O_PATH). Links are resolved within the room (openat2(2)).

@@ -447,8 +447,8 @@ func (w *comparison) merged(e *tree.Entry, low original) (below original, err er
 	return below, w.hide(below, -1, e.Path)
 }
 
-// file sets the kind of change of a file that the original, with status was, may have as well. A file
-// that was only opened for writing is also in the layer.
+// file sets the kind of change of a file. was is the status of the original's file of that name, or nil. A file that
+// was only opened for writing is also in the layer.
 func (w *comparison) file(c *Change, e *tree.Entry, was *unix.Stat_t, low int) {
 	st := &e.Stat
 	if st.Nlink > 1 {
@@ -508,7 +508,7 @@ func (w *comparison) add(c Change, st *unix.Stat_t) {
 	w.changes = append(w.changes, w.judged(c))
 }
 
-// equal compares a file with the original's of the same name, whose size is was.
+// equal compares a file with the original's file of the same name, whose size is was.
 func equal(ctx context.Context, e *tree.Entry, low int, was int64) (bool, error) {
 	size := e.Stat.Size
 	if size != was {

@@ -136,9 +136,9 @@ func (t *Tree) Expect(base, index string) {
 	t.index = index
 }
 
-// sameIndex reports whether a layer's git index has the same entries as the original's. If the original's
-// entries are those from when the sandbox began, its change on the host is no conflict: git status on the
-// host writes the index whenever the status of a file has changed.
+// sameIndex reports whether a layer's git index has the same entries as the original's. If the original's entries are
+// those from when the sandbox began, its change on the host is not a conflict: git status on the host writes the
+// index whenever the status of a file has changed.
 func (w *comparison) sameIndex(e *tree.Entry, was *unix.Stat_t) bool {
 	if was == nil || typeOf(was) != File || typeOf(&e.Stat) != File {
 		return false

@@ -28,7 +28,7 @@ var policy = sync.OnceValue(func() string {
 	}, "; ")
 })
 
-// hash returns the CSP hash of the content of the only element with a name.
+// hash returns the CSP hash of the content of the only element with this tag.
 func hash(name string) string {
 	_, rest, _ := bytes.Cut(document, []byte("<"+name+">"))
 	content, _, _ := bytes.Cut(rest, []byte("</"+name+">"))

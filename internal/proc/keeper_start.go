@@ -32,7 +32,7 @@ type order struct {
 	Terminals  uint32 // number
 	Held       uint32 // number
 	Lasting    uint32 // 1: report each end at once
-	RemoveSize uint32 // size of the paths behind the order
+	RemoveSize uint32 // size of the paths after the order
 	OOM        [8]byte
 	States     [MaxTerminals]unix.Termios
 }

@@ -145,8 +145,8 @@ func (p *Process) Wait(deadline time.Time) error {
 	return p.WaitContext(context.Background(), deadline)
 }
 
-// WaitContext is Wait that also fails with [os.ErrDeadlineExceeded] when ctx is done. A keeper, or a Process made by
-// [Process.Dup], supports one Wait or WaitContext at a time, because the deadline belongs to the pidfd.
+// WaitContext is like Wait, but also fails with [os.ErrDeadlineExceeded] when ctx is done. A keeper, or a Process
+// made by [Process.Dup], supports one Wait or WaitContext at a time, because the deadline belongs to the pidfd.
 func (p *Process) WaitContext(ctx context.Context, deadline time.Time) error {
 	if !p.polled {
 		if p.Exited() {
@@ -208,7 +208,7 @@ func readable(fd int) bool { return Poll(fd, unix.POLLIN)&(unix.POLLIN|unix.POLL
 // Poll returns the current events of a descriptor, including errors (poll(2)), without blocking.
 func Poll(fd int, events int16) int16 { return Await(fd, events, 0) }
 
-// Await is Poll that blocks its thread until there is an event, for at most the given time.
+// Await is like Poll, but blocks its thread until there is an event, for at most the given time.
 func Await(fd int, events int16, within time.Duration) int16 {
 	fds := []unix.PollFd{{Fd: int32(fd), Events: events}}
 	for end := time.Now().Add(within); ; {

@@ -12,7 +12,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/helper"
 )
 
-// spawnArgs are what spawn needs. Its child reads them until the exec, so they must not be freed before.
+// spawnArgs are the arguments of spawn. The child reads them until its exec, so they must not be freed before that.
 type spawnArgs struct {
 	pidfd   *int32
 	socket  uintptr // becomes descriptor 0; not 0 itself

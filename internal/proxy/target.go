@@ -31,8 +31,8 @@ func parseTarget(s string, fallback uint16) (t target, ok bool) {
 	return newTarget(host, uint16(n))
 }
 
-// newTarget rejects a host that is neither a name nor an address, which a server might interpret in
-// another way than this proxy.
+// newTarget rejects a host that is neither a name nor an address, which a server might interpret differently than
+// this proxy.
 func newTarget(host string, port uint16) (t target, ok bool) {
 	// Some Unicode letters map to ASCII letters: U+212A becomes k.
 	if strings.ContainsFunc(host, func(r rune) bool { return r > unicode.MaxASCII }) {

@@ -77,8 +77,8 @@ func (s *server) dialProxy(ctx context.Context, proxy *url.URL) (net.Conn, error
 	return conn, nil
 }
 
-// requestTunnel sends CONNECT and reads the response. It reads single bytes, because those behind the
-// header belong to the tunnel.
+// requestTunnel sends CONNECT and reads the response. It reads single bytes, because the bytes after the header
+// belong to the tunnel.
 func requestTunnel(conn net.Conn, proxy *url.URL, t target) error {
 	request := "CONNECT " + t.String() + " HTTP/1.1\r\nHost: " + t.String() + "\r\n"
 	if u := proxy.User; u != nil {

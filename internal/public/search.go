@@ -186,7 +186,7 @@ func (s *search) closed(st *unix.Stat_t) bool {
 	return st.Mode&0o004 == 0 && st.Uid != s.uid && (st.Mode&0o040 == 0 || !slices.Contains(s.groups, int(st.Gid)))
 }
 
-// entry is one of getdents(2).
+// entry is a directory entry, as from getdents(2).
 type entry struct {
 	name string
 	kind uint8

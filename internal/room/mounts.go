@@ -179,7 +179,8 @@ func systemData(devices bool) (ops []op) {
 	return ops
 }
 
-// systemParts are the parts of /etc and /var/lib that the sandbox shows, with the mounts of the user and known.
+// systemParts are the parts of /etc and /var/lib that the sandbox shows. mounts are the user's, and known are the
+// sandbox's own.
 func systemParts(mounts, known []op, p *Policy, c Caller) (ops []op) {
 	parts := public.Etc(p.Network == NetHost)
 	var groups []int

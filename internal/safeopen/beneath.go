@@ -26,8 +26,8 @@ func Beneath(dir int, name string, flags int, mode uint32, resolve uint64) (int,
 // InRoot opens a path as a process with this root directory would: symbolic links are followed, but never lead
 // out of it. Magic links of /proc, which could, are not followed.
 //
-// It retries on EAGAIN, which openat2(2) returns for a path with "..", or behind a link, when anything on the
-// machine is renamed or mounted at the same time. A lease also causes EAGAIN, so the attempts are bounded.
+// It retries on EAGAIN, which openat2(2) returns for a path with "..", or beyond a link, when anything on the machine
+// is renamed or mounted at the same time. A lease also causes EAGAIN, so the attempts are bounded.
 func InRoot(root int, name string, flags int, resolve uint64) (int, error) {
 	const tries = 1000 // of about a microsecond each
 	return openat2(root, name, flags, 0, resolve|unix.RESOLVE_IN_ROOT|unix.RESOLVE_NO_MAGICLINKS, tries)

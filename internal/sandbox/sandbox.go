@@ -289,7 +289,7 @@ func (s *Sandbox) finish() error {
 	report.Bwrap = &result.ReportBwrap{Path: s.Place.Plan.Program.Path, Version: s.Place.Plan.Program.Version}
 	err := result.All(s.conclude(report), s.claim.DropAccess())
 	if s.Remove && res.Verdict != result.Unproven {
-		err = s.claim.Leave(s.record) // earlier errors, as of a full disk, do not matter
+		err = s.claim.Leave(s.record) // earlier errors, such as from a full disk, do not matter
 	} else {
 		err = result.All(err, s.claim.Close())
 	}

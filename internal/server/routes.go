@@ -26,7 +26,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/tenants"
 )
 
-// usual has hints for members as other services name or write them.
+// usual has hints for members that clients of other services often name or fill in differently.
 var usual = map[string]string{
 	"argv": argvHint, "command": argvHint, "cmd": argvHint,
 	"timeout": "use timeout_ms, in milliseconds",

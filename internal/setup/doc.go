@@ -7,7 +7,7 @@
 //	test.sh        runs the tests as the current user
 //	check.sh       runs lint, the race detector, slow tests, and the tests as the other user
 //	nightly.sh     runs what takes too long for every commit
-//	later.sh       lists the tests that test.sh, check.sh and nightly.sh share out
+//	later.sh       lists the tests that test.sh and check.sh leave out or repeat less
 //	suite.sh       runs go test, and prints the failures at the end
 //	as.sh          runs a test binary as the other user
 //	lint.sh        runs go vet and staticcheck

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Tries the flags for files and images in a container that Debian's podman starts with the options in
-# docs/guides/deploy.md: as root and as an ordinary user. podman and the container see this machine's root directory below overlays in memory, and stay
-# uninstalled.
+# docs/guides/deploy.md: as root and as an ordinary user. podman and the container each get an overlay in memory over this
+# machine's root directory, so nothing stays installed.
 #
 # usage: podman.sh    as root or where sudo asks nothing
 set -eEuo pipefail

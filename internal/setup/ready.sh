@@ -13,7 +13,7 @@ case $(go version 2>&1) in
 *" go1."[0-9][" ".]* | *" go1.1"[0-9][" ".]* | *" go1.20"[" ".]*) # cannot download a later one
     die "$(go version) is too old" "install Go 1.26 or later, https://go.dev/doc/install" ;;
 esac
-# Fails if go.mod requires a later Go and GOTOOLCHAIN=local forbids to download it.
+# Fails if go.mod requires a later Go and GOTOOLCHAIN=local forbids downloading it.
 go list -m >/dev/null || die "$(go version) cannot build this" "install Go 1.26 or later, https://go.dev/doc/install, or let it fetch one: GOTOOLCHAIN=auto"
 tmp=${TMPDIR:-/tmp}
 [ -d "$tmp" ] && [ -w "$tmp" ] || die "cannot write to the directory for temporary files, $tmp" "set TMPDIR to a directory that you can write to"

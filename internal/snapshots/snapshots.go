@@ -5,7 +5,7 @@
 //	DIR/manifests/ID.json      [Manifest]
 //	DIR/images/HEX.json        [Image]
 //	DIR/names/NAME             digest of the image with this name
-//	DIR/layers/SHA256.tar.zst  a layer, named by the hash of its tar; gzip if an image has it so
+//	DIR/layers/SHA256.tar.zst  a layer, named by the hash of its tar; gzip if an image's is
 //	DIR/trees/KEY/root         an unpacked layer or image; KEY contains the user that it was unpacked for
 //	DIR/trees/KEY/changes      what an unpacked layer of an image deletes
 //	DIR/trees/KEY/lock         held, shared, by every sandbox that uses it; contains the boot ID, or says durable

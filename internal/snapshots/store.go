@@ -61,7 +61,7 @@ func (s *Store) Find(name string) (*Manifest, error) {
 	return m, err
 }
 
-// any is Find including expired snapshots.
+// any is like Find, but includes expired snapshots.
 func (s *Store) any(name string) (*Manifest, error) {
 	list, _ := s.List()
 	if m := find(list, name); m != nil {

@@ -159,8 +159,8 @@ func (o *Claim) Leave(last Record) error {
 	return result.All(Failed(err), o.Remove())
 }
 
-// Remove is Close that also removes the directory, for a failed start. It opens no more
-// descriptors than it has closed, unless there are execs.
+// Remove is like Close, but also removes the directory, for a failed start. It opens no more descriptors than it has
+// closed, unless there are execs.
 func (o *Claim) Remove() error {
 	(&Entry{ID: o.ID, dir: o.dir}).awaitExecs()
 	return o.end(func() error { return o.dir.remove(o.ID, o.folder) })

@@ -84,7 +84,7 @@ int main(int argc, char **argv)
 		fclose(in);
 		static int i;
 		for (i = 0; i < 1000; i++, runs++) {
-			// An allocation of the exact size shows every read behind it.
+			// An allocation of the exact size shows every read past its end.
 			script_size = arbitrary() % 8 ? size : arbitrary() % size + 1;
 			script = malloc(script_size);
 			memcpy(script, seed, script_size);

@@ -3,8 +3,8 @@
 
 #include "helper.h"
 
-// Its descriptors. sbxrun passes the socket; the keeper opens the others before it has children, because without
-// descriptors later it could not end a running command.
+// Its descriptors. sbxrun passes the socket; the keeper opens the others before it has children, because if it ran
+// out of descriptors later, it could not end a running command.
 enum { SOCKET, LIST, SIGNALS };
 
 enum { ORDER_CHILD = 1, ORDER_DEADLINE, ORDER_LEAVE_TERMINALS, ORDER_FILES };

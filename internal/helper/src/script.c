@@ -1,5 +1,5 @@
 // Scripts: system calls with descriptor slots, laid out by sbxrun and made here in order. There are no loops; a call
-// can only skip calls behind it. A child process begins at another place in the same script.
+// can only skip calls after it. A child process begins at another place in the same script.
 
 #include "helper.h"
 

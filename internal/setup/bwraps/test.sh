@@ -2,8 +2,8 @@
 # Runs the tests that depend on bubblewrap with each of the versions that make.sh builds, as the current user and as
 # the other one.
 #
-# usage: test.sh [--some | VERSION...]    with --some those that can be built, as a source may no longer be where it
-#                                         was, but for the one that is installed: everything else was tested with it
+# usage: test.sh [--some | VERSION...]    --some: the versions whose sources can still be downloaded, except the
+#                                         installed one, which all other tests use
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../../.." && pwd)

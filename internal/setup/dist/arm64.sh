@@ -1,6 +1,6 @@
 #!/bin/bash
 # Installs the package for arm64 in an arm64 machine emulated by qemu, and tries it there as root and as an ordinary
-# user. Then it runs the tests of code that depends on the processor, mainly the helper, and a few of the built
+# user. Then it runs the tests of code that depends on the processor, mainly the helper, and a few tests of the built
 # command.
 #
 # usage: arm64.sh    on Debian for amd64: ../vm/fetch.sh

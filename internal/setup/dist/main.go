@@ -45,7 +45,7 @@ func run(w io.Writer, program, version string) error {
 	return cyclonedx.NewBOMEncoder(w, cyclonedx.BOMFileFormatJSON).SetPretty(true).EncodeVersion(b, cyclonedx.SpecVersion1_6)
 }
 
-// bom has neither a serial number nor a time, so that the same program always has the same one.
+// bom returns a bill of materials without serial number and time, so that the same program always has the same one.
 func bom(info *debug.BuildInfo, version string) (*cyclonedx.BOM, error) {
 	program := component(cyclonedx.ComponentTypeApplication, info.Main.Path, version)
 	program.Name = path.Base(info.Path)

@@ -28,7 +28,7 @@ sbxrun --timeout 1 --report report -- sh -c 'trap "" TERM; setsid sh -c "sleep 3
 expect 124 "$code" 'exit code at the deadline'
 expect '"verdict":"proven"' "$(grep -o '"verdict":"[a-z]*"' report)" 'verdict'
 
-# As root this requires a file system that can be idmapped, which not all can.
+# As root this requires a file system that can be idmapped; not all can be.
 if [ "$(id -u)" != 0 ]; then
     sbxrun -w --timeout 60 sh -c 'echo written >file'
     expect "written $(id -u)" "$(cat file) $(stat -c %u file)" 'a file and its owner'
