@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -121,21 +123,26 @@ for dir in sys.argv[1:]:
 // The size of a tmpfs also limits its empty files, whose kernel memory the size does not include.
 func TestEmptyFiles(t *testing.T) {
 	t.Parallel()
-	dir := harness.SharedDir(t)
-	command := []string{"python3", "-c", inodes, "/tmp", "/home/sandbox", "/dev/shm", "/scratch", dir}
-	flags := []string{"--tmp-size", "8M", "--tmpfs", "/scratch:1M", "--overlay", dir}
+	most := map[string]int{"/tmp": 2048, "/home/sandbox": 2048, "/dev/shm": 16384, "/scratch": 1024}
+	flags := []string{"--tmp-size", "8M", "--tmpfs", "/scratch:1M"}
+	if kernel(t, 6, 6) { // layers in memory need extended attributes
+		dir := harness.SharedDir(t)
+		most[dir] = 2048
+		flags = append(flags, "--overlay", dir)
+	}
+	command := append([]string{"python3", "-c", inodes}, slices.Sorted(maps.Keys(most))...)
 	limited := func(what string, r *harness.Result) {
 		t.Helper()
 		r.Expect(t, 0, "exited")
-		most := map[string]int{"/tmp": 2048, "/home/sandbox": 2048, "/dev/shm": 16384, "/scratch": 1024, dir: 2048}
+		left := maps.Clone(most)
 		for _, line := range harness.Lines(r.Stdout) {
 			var in, errno string
 			var n int
 			_, err := fmt.Sscan(line, &in, &errno, &n)
-			check.That(t, err == nil && errno == "ENOSPC" && n <= most[in] && n >= most[in]-64, "%s: %s", what, line)
-			delete(most, in)
+			check.That(t, err == nil && errno == "ENOSPC" && n <= left[in] && n >= left[in]-64, "%s: %s", what, line)
+			delete(left, in)
 		}
-		check.That(t, len(most) == 0, "%s: no limit in %v", what, most)
+		check.That(t, len(left) == 0, "%s: no limit in %v", what, left)
 	}
 	limited("run", harness.Run(t, harness.Options{}, append(flags, command...)...))
 	b := harness.NewState(t).Sandbox(harness.Options{}, flags...)

@@ -11,7 +11,7 @@ for dir in /dev/pts /dev/shm /tmp /run/lock /run/user; do mkdir -p $dir; done
 mount -t devpts -o nosuid,noexec,mode=620,gid=5,ptmxmode=666 devpts /dev/pts
 mount -t tmpfs -o nosuid,nodev,mode=1777 shm /dev/shm
 mount -t tmpfs -o nosuid,nodev,mode=1777 tmp /tmp
-if ! { mkfs.ext4 -q -F -O ^has_journal /dev/vda && mount -o nosuid,nodev /dev/vda /var/tmp && chmod 1777 /var/tmp; }; then
+if ! { mkfs.ext4 -q -F -O ^has_journal /dev/vda && mount -o nosuid /dev/vda /var/tmp && chmod 1777 /var/tmp; }; then
     echo 'vm: /var/tmp is no disk' >/dev/console # and tests that need one fail
 fi
 ln -sfT /proc/self/fd /dev/fd
