@@ -34,7 +34,7 @@ func onSnapshots[F any](open func(string) (*snapshots.Store, error), work func(*
 func snapshotGroup(args []string) int {
 	if dir, err := state.Look(state.Mine()); err == nil && len(args) > 1 {
 		if _, err = dir.Find(args[1]); err == nil {
-			return output.Fail(&result.Error{Code: "usage", Message: fmt.Sprintf("snapshot has no command %q, but that is a sandbox", args[1]),
+			return output.Fail(&result.Error{Code: "usage", Message: fmt.Sprintf("snapshot has no command %q, but there is a sandbox with that name", args[1]),
 				Hint: "use sbxrun snapshot create " + args[1]})
 		}
 	}

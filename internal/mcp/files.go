@@ -147,8 +147,8 @@ func (f *Server) addImage(ctx context.Context, res *sdk.CallToolResult, mediaTyp
 // which there are at least 100 per second.
 const tick = 10 * time.Millisecond
 
-// addFiles adds the collected files that a call has written since it started: a link to each, and the
-// images themselves. shown is the number of images that the result has already. It returns the files.
+// addFiles adds the collected files that a call has written since it started: a link to each, and the images
+// themselves. shown is the number of images that the result already has. It returns the files.
 func (f *Server) addFiles(ctx context.Context, res *sdk.CallToolResult, in common, started string, files []api.FileOut, shown int) []api.FileOut {
 	began, err := time.Parse(result.TimeFormat, started)
 	if err != nil {

@@ -516,7 +516,7 @@ func (x *applier) discardEntry(top int, e earlier) (bool, error) {
 	}
 }
 
-// unlink removes a name of a file that is not a directory and has the status was.
+// unlink removes a name of a file that is not a directory and still has the status was.
 func (t *Tree) unlink(dir int, name string, was *unix.Stat_t) error {
 	if was.Nlink < 2 {
 		return unix.Unlinkat(dir, name, 0)

@@ -239,7 +239,7 @@ const late = 100 * time.Millisecond
 
 // rescue helps a slow teardown: another process may have frozen or throttled the command's processes.
 func (c *Command) rescue() {
-	// If a step fails, the teardown remains unproven and lists the survivors.
+	// If a step fails, the teardown remains unproven and the survivors are listed.
 	if m, err := limits.Detect(); err == nil {
 		for _, p := range []*proc.Process{c.kept.Init, c.kept.Room} {
 			if p != nil && !p.Exited() {
