@@ -27,6 +27,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // serveWorld is the lab's internet, until its stdin ends.
@@ -55,8 +57,8 @@ func serveWorld() int {
 		return failed(err)
 	}
 	quiet := log.New(io.Discard, "", 0) // the tests break connections off
-	web := http.Server{Handler: http.HandlerFunc(serveWeb), ReadHeaderTimeout: 10 * time.Second, ErrorLog: quiet}
-	secure := http.Server{Handler: http.HandlerFunc(serveWeb), ReadHeaderTimeout: 10 * time.Second, ErrorLog: quiet, TLSConfig: &tls.Config{Certificates: []tls.Certificate{certificate}}}
+	web := http.Server{Handler: http.HandlerFunc(serveWeb), ReadHeaderTimeout: harness.Bound, ErrorLog: quiet}
+	secure := http.Server{Handler: http.HandlerFunc(serveWeb), ReadHeaderTimeout: harness.Bound, ErrorLog: quiet, TLSConfig: &tls.Config{Certificates: []tls.Certificate{certificate}}}
 	for port, serve := range map[string]func(net.Listener){
 		"80":   func(l net.Listener) { _ = web.Serve(l) },
 		"443":  func(l net.Listener) { _ = secure.ServeTLS(l, "", "") },
