@@ -280,7 +280,7 @@ func TestLinkedWorkdir(t *testing.T) {
 	for _, name := range []string{"home/me/project", "me/project"} {
 		at := filepath.Join(dir, name)
 		o := harness.Options{Wrap: []string{"sh", "-c", `cd "$0" && exec "$@"`, at}}
-		for _, flags := range [][]string{nil, {"--cwd", "ro", "--workdir", at}, {"--cwd", "overlay"}} {
+		for _, flags := range [][]string{nil, {"--cwd", "ro", "--workdir", at}, layer(t, "--cwd", "overlay")} {
 			r := harness.Run(t, o, append(flags, "sh", "-c", `cd "$0" && pwd -P`, at)...).Expect(t, 0, "exited")
 			got := strings.TrimSpace(string(r.Stdout))
 			check.That(t, got == dir+"/var/home/me/project", "%s, %q: %s%s", name, flags, got, r.Stderr)
