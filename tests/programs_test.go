@@ -33,7 +33,7 @@ var programs = []string{
 	"dpkg -s bash", "dpkg -l bash dpkg coreutils", "dpkg -S /bin/sh", "dpkg --print-architecture", "dpkg-query -L base-files", "dpkg-query -W", "dpkg -s no-such-package",
 	"update-alternatives --query awk", "awk 'BEGIN { print 6 * 7 }'", "perl -V:version", "perl -MConfig -e 'print $Config{archname}'", "perl -MSocket -e 'print inet_ntoa(inet_aton(\"127.0.0.1\"))'",
 	"locale -a", "locale", "date -d @0", "TZ=Europe/Berlin date -d @0", "cat /etc/os-release", "cat /etc/debian_version", "ls /etc/alternatives", "infocmp -1 xterm", "tput -T vt100 cols",
-	"lscpu | grep -v MHz", "nproc --all", "nproc", "getconf _NPROCESSORS_CONF", "getent services https", "getent protocols tcp", "getent rpc", "whatis tar", "id -u root", "bash -c 'echo ${BASH_VERSION}'", "bash -ic 'shopt login_shell' 2>/dev/null",
+	"lscpu | grep -v 'MHz\\|BIOS'", "nproc --all", "nproc", "getconf _NPROCESSORS_CONF", "getent services https", "getent protocols tcp", "getent rpc", "whatis tar", "id -u root", "bash -c 'echo ${BASH_VERSION}'", "bash -ic 'shopt login_shell' 2>/dev/null",
 	"ldd /bin/sh | sed 's/ (.*//'", "sha256sum /bin/sh", "find /usr/share/doc/bash | sort", "od -A n -N 4 /bin/sh", "diff /etc/debian_version /etc/os-release", "openssl version -d", "openssl x509 -noout -subject -in \"$(ls /etc/ssl/certs/*.pem | head -1)\"",
 	"wc -c /etc/ssl/certs/ca-certificates.crt", "man -w ls", "man -P cat ls", "python3 -c 'import ssl; print(ssl.get_default_verify_paths())'", "python3 -c 'import platform; print(platform.freedesktop_os_release())'",
 	"python3 -c 'import mimetypes; print(mimetypes.guess_type(\"x.svg\"))'", "python3 -c 'import os; print(os.cpu_count(), os.nice(0))'", "git config --system --list", "git version",
