@@ -320,9 +320,8 @@ func TestRefused(t *testing.T) {
 		"not-executable": {Args: []string{"/etc/passwd"}},
 	} {
 		res, err := c.Run(t.Context())
-		if got := code(t, err); got != strings.TrimSpace(want) || res != nil {
-			t.Errorf("%+v: %s: %v", c.Args, got, err)
-		}
+		got := code(t, err)
+		check.That(t, got == strings.TrimSpace(want) && res == nil, "%+v: %s: %v", c.Args, got, err)
 	}
 	// Unlike zero, a negative value, such as the time until a past deadline, does not mean "no limit".
 	for _, c := range []*bwrap.Command{

@@ -245,9 +245,8 @@ func castBelow(t *testing.T, roles string) (inner *proc.Process, all []*proc.Pro
 			p.Close()
 		}
 	})
-	if _, err := out.Read(make([]byte, 32)); err != nil {
-		t.Fatalf("no word of %s: %v", roles, err)
-	}
+	_, err = out.Read(make([]byte, 32))
+	check.Require(t, err == nil, "no word of %s: %v", roles, err)
 	pid := cmd.Process.Pid
 	for i := range 1 + strings.Count(roles, ",") {
 		if i > 0 {
@@ -573,9 +572,7 @@ func TestSweepKeepsRecords(t *testing.T) {
 	dir, path := recorded(t, record{init: id, supervisor: self, created: time.Now()})
 	found, err := Sweep(Options{StateDir: dir.Path(), KeepRecords: true})
 	check.Must(t, err)
-	if !known.Exited() || !unknown.Exited() || !exists(t, path) {
-		t.Errorf("ended: %v, %v; the record is there: %v; found %+v", known.Exited(), unknown.Exited(), exists(t, path), found)
-	}
+	check.That(t, known.Exited() && unknown.Exited() && exists(t, path), "ended: %v, %v; the record is there: %v; found %+v", known.Exited(), unknown.Exited(), exists(t, path), found)
 }
 
 // A damaged record of a dead sandbox is removed, and one of a living sandbox stays. Sandboxes that are being made

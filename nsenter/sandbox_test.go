@@ -60,9 +60,8 @@ func TestSandbox(t *testing.T) {
 	check.Must(t, cmd.Start(t.Context()))
 	sbxrun("kill", "--grace", "0", "--proof-timeout", "1m", "box")
 	ended = true
-	if res, err := cmd.Wait(); err != nil || res.Cause != result.Killed || res.Verdict != result.Proven {
-		t.Errorf("%+v, %v", res, err)
-	}
+	res, err = cmd.Wait()
+	check.That(t, err == nil && res.Cause == result.Killed && res.Verdict == result.Proven, "%+v, %v", res, err)
 	for _, name := range []string{"box", "other"} {
 		_, err = (&nsenter.Command{Sandbox: name, Args: []string{"true"}}).Run(t.Context())
 		e, ok := errors.AsType[*nsenter.Error](err)

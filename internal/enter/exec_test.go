@@ -90,9 +90,7 @@ func runHeld(t *testing.T, sb *room.Room, e *enter.Entry, o supervise.Options, h
 	}}
 	res := *c.Run(t.Context())
 	s.w.Close()
-	if want := result.Proven; res.Verdict != want {
-		t.Errorf("%q: verdict %s, want %s: %v", e.Command, res.Verdict, want, res.Err)
-	}
+	check.That(t, res.Verdict == result.Proven, "%q: verdict %s: %v", e.Command, res.Verdict, res.Err)
 	return <-s.text, res
 }
 
@@ -258,9 +256,8 @@ func TestPayloadKilledBeforeRelease(t *testing.T) {
 	x.Release()
 	check.Must(t, x.Init.Signal(unix.SIGCONT))
 	<-x.Exited()
-	if p, _, err := x.ExitStatus(); err != nil || p.Signal != unix.SIGKILL {
-		t.Errorf("%+v, %v", p, err)
-	}
+	p, _, err := x.ExitStatus()
+	check.That(t, err == nil && p.Signal == unix.SIGKILL, "%+v, %v", p, err)
 	check.Must(t, x.Kept.Collect(soon()))
 	text := <-output
 	check.That(t, text == "", "it ran: %q", text)
@@ -361,9 +358,7 @@ func TestExecHidden(t *testing.T) {
 func TestSignalsStoppedInit(t *testing.T) {
 	sb, lines := sandbox(t, "echo up; sleep 1000")
 	read(t, lines, 1)
-	if err := sb.Init.Signal(unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, sb.Init.Signal(unix.SIGSTOP))
 	var err error
 	for range 10_000 {
 		if err = sb.Exec.SignalAll(unix.SIGWINCH); err != nil {

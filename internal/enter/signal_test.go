@@ -54,9 +54,7 @@ func end(t *testing.T, sb *room.Room) {
 func read(t *testing.T, lines *bufio.Scanner, n int) (got []string) {
 	t.Helper()
 	for range n {
-		if !lines.Scan() {
-			t.Fatalf("%q, and then no more: %v", got, lines.Err())
-		}
+		check.Require(t, lines.Scan(), "%q, and then no more: %v", got, lines.Err())
 		got = append(got, lines.Text())
 	}
 	return got

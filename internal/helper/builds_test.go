@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // TestBuilds runs sbxrun in the ways that others build it.
@@ -34,9 +36,8 @@ func TestBuilds(t *testing.T) {
 			name := filepath.Join(t.TempDir(), "sbxrun")
 			build := exec.Command("go", append(append([]string{"build", "-buildvcs=false", "-o", name}, b.flags...), "./cmd/sbxrun")...)
 			build.Dir, build.Env = "../..", append(os.Environ(), env)
-			if out, err := build.CombinedOutput(); err != nil {
-				t.Fatalf("%v: %v\n%s", build.Args, err, out)
-			}
+			out, err := build.CombinedOutput()
+			check.Require(t, err == nil, "%v: %v\n%s", build.Args, err, out)
 			for _, c := range []struct {
 				args []string
 				code int
@@ -48,9 +49,8 @@ func TestBuilds(t *testing.T) {
 				cmd := exec.Command(name, append([]string{"--workdir", "/tmp", "--proof-timeout", "1m"}, c.args...)...)
 				begin := time.Now()
 				out, _ := cmd.CombinedOutput() // the exit code is checked
-				if code := cmd.ProcessState.ExitCode(); code != c.code || time.Since(begin) > 30*time.Second {
-					t.Errorf("%q: exit code %d after %v, want %d: %s", c.args, code, time.Since(begin), c.code, out)
-				}
+				code := cmd.ProcessState.ExitCode()
+				check.That(t, code == c.code && time.Since(begin) <= 30*time.Second, "%q: exit code %d after %v, want %d: %s", c.args, code, time.Since(begin), c.code, out)
 			}
 		})
 	}

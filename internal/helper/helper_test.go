@@ -105,13 +105,9 @@ func TestKeeperOrders(t *testing.T) {
 
 func TestReport(t *testing.T) {
 	var r Report
-	if unsafe.Sizeof(r) != 4*8+64 {
-		t.Errorf("%d bytes", unsafe.Sizeof(r))
-	}
+	check.That(t, unsafe.Sizeof(r) == 4*8+64, "%d bytes", unsafe.Sizeof(r))
 	copy(r.Text[:], "mount /proc")
-	if r.Step() != "mount /proc" {
-		t.Errorf("%q", r.Step())
-	}
+	check.That(t, r.Step() == "mount /proc", "%q", r.Step())
 }
 
 func TestSealErrors(t *testing.T) {

@@ -38,12 +38,10 @@ func TestLibrary(t *testing.T) {
 				name := filepath.Join(t.TempDir(), "examples")
 				build := exec.Command("go", append(append([]string{"test", "-c", "-o", name}, b.flags...), "./"+pkg)...)
 				build.Dir, build.Env = "../..", append(os.Environ(), b.env)
-				if out, err := build.CombinedOutput(); err != nil {
-					t.Fatalf("%v: %v\n%s", build.Args, err, out)
-				}
-				if out, err := exec.Command(name, "-test.v", "-test.run", "^Example").CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS: Example") {
-					t.Errorf("%v\n%s", err, out)
-				}
+				out, err := build.CombinedOutput()
+				check.Require(t, err == nil, "%v: %v\n%s", build.Args, err, out)
+				out, err = exec.Command(name, "-test.v", "-test.run", "^Example").CombinedOutput()
+				check.That(t, err == nil && strings.Contains(string(out), "--- PASS: Example"), "%v\n%s", err, out)
 			})
 		}
 	}

@@ -68,9 +68,8 @@ func TestDelegated(t *testing.T) {
 				// These are ordinary directories without a cgroup's files, so a required limit always fails.
 				_, err = p.Make("x", false)
 				check.That(t, required || err == nil, "%v", err)
-				if entered := len(f.asked) == 1 && f.asked[0] == "sbxrun-x.scope"; tt.want == "" && entered != tt.asked {
-					t.Errorf("asked %q", f.asked)
-				}
+				entered := len(f.asked) == 1 && f.asked[0] == "sbxrun-x.scope"
+				check.That(t, tt.want != "" || entered == tt.asked, "asked %q", f.asked)
 				l := p.Limits[0]
 				check.That(t, required || tt.refuses == nil || !l.Enforced && strings.Contains(l.Reason, "systemd is silent"), "%+v", l)
 			}

@@ -122,14 +122,10 @@ func made(t *testing.T, nest bool, r Request, controllers ...string) *Group {
 				left++
 			}
 		}
-		if left == 0 {
-			t.Errorf("best effort claims all of %+v", p.Limits)
-		}
+		check.That(t, left != 0, "best effort claims all of %+v", p.Limits)
 		return nil
 	}
-	if err != nil {
-		t.Fatalf("Plan: %v; hint: %s", err, err.(*result.Error).Hint)
-	}
+	check.Require(t, err == nil, "Plan: %#v", err)
 	g, err := p.Make(id(t), nest)
 	check.Must(t, err)
 	t.Logf("%+v in %v", p.Limits, g.Dirs())
@@ -250,9 +246,8 @@ func TestMemoryKillIsCounted(t *testing.T) {
 	h := hold(t, "exec tail -n 1 /dev/zero")
 	add(t, g, h)
 	h.release(t)
-	if ws := h.end(20 * time.Second); ws.Signal() != unix.SIGKILL || !g.OOMKilled() {
-		t.Errorf("ended with %v, counted %v, %s", ws, g.OOMKilled(), h.output.String())
-	}
+	ws := h.end(20 * time.Second)
+	check.That(t, ws.Signal() == unix.SIGKILL && g.OOMKilled(), "ended with %v, counted %v, %s", ws, g.OOMKilled(), h.output.String())
 	l := g.Limits(unix.SIGKILL)
 	check.That(t, limit(t, l, "memory").Hit && limit(t, l, "memory-swap").Hit, "%+v", l)
 }

@@ -96,9 +96,8 @@ func TestNotWritable(t *testing.T) {
 		check.That(t, err == nil, "%v", err)
 		return
 	}
-	if e, ok := errors.AsType[*result.Error](err); !ok || !strings.Contains(e.Message, "permission denied") || !strings.HasPrefix(e.Hint, "to enable limits in this shell: sbxrun doctor --script | sudo sh; ") {
-		t.Errorf("%+v, %#v", p, err)
-	}
+	e, ok := errors.AsType[*result.Error](err)
+	check.That(t, ok && strings.Contains(e.Message, "permission denied") && strings.HasPrefix(e.Hint, "to enable limits in this shell: sbxrun doctor --script | sudo sh; "), "%+v, %#v", p, err)
 }
 
 // A single error lists all limits that cannot be enforced, with each reason and each hint once.

@@ -218,9 +218,8 @@ func TestScopeEnter(t *testing.T) {
 // refused checks that an error is fit to be shown: one line, with a hint.
 func refused(t *testing.T, err error, message, hint string) {
 	t.Helper()
-	if e, ok := errors.AsType[*result.Error](err); !ok || e.Code != "limit" || !strings.Contains(e.Message, message) || !strings.Contains(e.Hint, hint) || strings.Contains(e.Message, "\n") {
-		t.Errorf("%#v, want %q; %q", err, message, hint)
-	}
+	e, ok := errors.AsType[*result.Error](err)
+	check.That(t, ok && e.Code == "limit" && strings.Contains(e.Message, message) && strings.Contains(e.Hint, hint) && !strings.Contains(e.Message, "\n"), "%#v, want %q; %q", err, message, hint)
 }
 
 func TestScopeEnterRefused(t *testing.T) {

@@ -53,8 +53,7 @@ func TestLoopback(t *testing.T) {
 		"127.0.0.0/8,192.0.2.1":      "",
 	} {
 		rules, err := ParseAllow(list)
-		if got := Loopback(rules); err != nil || got != want {
-			t.Errorf("%s: %q, %v; want %q", list, got, err, want)
-		}
+		got := Loopback(rules)
+		check.That(t, err == nil && got == want, "%s: %q, %v; want %q", list, got, err, want)
 	}
 }

@@ -34,14 +34,11 @@ func TestIdentity(t *testing.T) {
 	data, err := json.Marshal(id)
 	check.Must(t, err)
 	var read Identity
-	if err := json.Unmarshal(data, &read); err != nil || read != id {
-		t.Errorf("%s read back: %+v, %v", data, read, err)
-	}
+	err = json.Unmarshal(data, &read)
+	check.That(t, err == nil && read == id, "%s read back: %+v, %v", data, read, err)
 	p, err := id.Open()
 	check.Must(t, err)
-	if p.PID != id.PID || p.Exited() {
-		t.Errorf("opened process %d, exited: %v", p.PID, p.Exited())
-	}
+	check.That(t, p.PID == id.PID && !p.Exited(), "opened process %d, exited: %v", p.PID, p.Exited())
 	p.Close()
 
 	// If any value differs, it is another process, and no descriptor stays open.

@@ -57,7 +57,6 @@ func TestAsOwnerAtOnce(t *testing.T) {
 	all.Wait()
 	after, err := unix.PrctlRetInt(unix.PR_GET_DUMPABLE, 0, 0, 0, 0)
 	check.That(t, err == nil && after == before, "dumpable is %d, and was %d (%v)", after, before, err)
-	if err := unix.Stat("/proc/self/ns/pid", &st); err != nil || unix.Geteuid() != 0 {
-		t.Errorf("%v, uid %d", err, unix.Geteuid())
-	}
+	err = unix.Stat("/proc/self/ns/pid", &st)
+	check.That(t, err == nil && unix.Geteuid() == 0, "%v, uid %d", err, unix.Geteuid())
 }

@@ -37,9 +37,7 @@ func TestOpenErrors(t *testing.T) {
 func TestProcess(t *testing.T) {
 	c, end := held(t, "cat")
 	p := open(t, c.Process.Pid)
-	if p.PID != c.Process.Pid || p.FD() < 3 {
-		t.Errorf("pid %d, descriptor %d", p.PID, p.FD())
-	}
+	check.That(t, p.PID == c.Process.Pid && p.FD() >= 3, "pid %d, descriptor %d", p.PID, p.FD())
 	flags, err := unix.FcntlInt(uintptr(p.FD()), unix.F_GETFD, 0)
 	check.That(t, err == nil && flags&unix.FD_CLOEXEC != 0, "descriptor flags %#x, %v", flags, err)
 	check.That(t, !p.Exited(), "exited, but it runs")
@@ -63,9 +61,7 @@ func TestProcess(t *testing.T) {
 	check.That(t, err == ErrGone, "open after reaping: %v, %v", got, err)
 
 	p.Close()
-	if p.FD() != -1 {
-		t.Errorf("descriptor %d after close", p.FD())
-	}
+	check.That(t, p.FD() == -1, "descriptor %d after close", p.FD())
 	err = p.Signal(0)
 	check.That(t, errors.Is(err, unix.EBADF), "signal after close: %v", err)
 	err = p.Wait(soon())

@@ -261,9 +261,7 @@ func TestPlanBuild(t *testing.T) {
 func TestPlanNoUserns(t *testing.T) {
 	var plan Plan
 	check.Must(t, plan.build(&Policy{}))
-	if plan.NoUserns() == readOnlySysctl() || (plan.filter == seccomp.Namespaces) == plan.NoUserns() {
-		t.Errorf("/proc/sys is read-only: %v; user namespaces are switched off: %v; the filter: %v", readOnlySysctl(), plan.NoUserns(), plan.filter)
-	}
+	check.That(t, plan.NoUserns() != readOnlySysctl() && (plan.filter == seccomp.Namespaces) != plan.NoUserns(), "/proc/sys is read-only: %v; user namespaces are switched off: %v; the filter: %v", readOnlySysctl(), plan.NoUserns(), plan.filter)
 }
 
 func TestPlanIdentity(t *testing.T) {
@@ -485,30 +483,24 @@ func TestPrepareStages(t *testing.T) {
 	for name, mode := range map[string]os.FileMode{"": 0o755, "/private": 0o700, "/public": 0o755} {
 		check.Must(t, os.Chmod(top+name, mode))
 	}
-	if !reachable("/usr/bin/env") || reachable(top+"/private/data") || reachable(top+"/none") {
-		t.Errorf("reachable: /usr/bin/env %v, below a private directory %v, missing %v", reachable("/usr/bin/env"), reachable(top+"/private/data"), reachable(top+"/none"))
-	}
+	check.That(t, reachable("/usr/bin/env") && !reachable(top+"/private/data") && !reachable(top+"/none"), "reachable: /usr/bin/env %v, below a private directory %v, missing %v", reachable("/usr/bin/env"), reachable(top+"/private/data"), reachable(top+"/none"))
 	mounts := []Mount{{Source: top + "/private/data", Dest: "/a"}, {Source: top + "/public", Dest: "/b", Kind: ReadWrite}}
 	policy := Policy{Command: []string{"sh"}, Workdir: "/tmp", Mounts: mounts}
-	if plan := prepare(t, policy, 1000); plan.staged() != nil {
-		t.Errorf("not root, but staged %v", plan.staged())
-	}
-	plan := prepare(t, policy, 0)
+	plan := prepare(t, policy, 1000)
+	check.That(t, plan.staged() == nil, "not root, but staged %v", plan.staged())
+	plan = prepare(t, policy, 0)
 	staged := 0
 	for _, o := range parseOptions(t, plan.words) {
 		if (o.Name == "--ro-bind" || o.Name == "--bind") && strings.HasPrefix(o.Args[0], proc.StageDir+"/") {
-			if n, err := strconv.Atoi(path.Base(o.Args[0])); err != nil || n != staged {
-				t.Errorf("staged at %s, want number %d", o.Args[0], staged)
-			}
+			n, err := strconv.Atoi(path.Base(o.Args[0]))
+			check.That(t, err == nil && n == staged, "staged at %s, want number %d", o.Args[0], staged)
 			if want := map[string]string{"/a": top + "/private/data", "/b": top + "/public"}[o.Args[1]]; plan.staged()[staged].from.Name() != want {
 				t.Errorf("at %s: %s, want %s", o.Args[1], plan.staged()[staged].from.Name(), want)
 			}
 			staged++
 		}
 	}
-	if staged == 0 || staged != len(plan.staged()) {
-		t.Errorf("%d of %d staged files are bound", staged, len(plan.staged()))
-	}
+	check.That(t, staged != 0 && staged == len(plan.staged()), "%d of %d staged files are bound", staged, len(plan.staged()))
 	check.That(t, plan.Closed == nil, "closed: %q", plan.Closed)
 	policy.Mounts = []Mount{{Source: top + "/private", Dest: "/a"}, {Source: top + "/public", Dest: "/b"}}
 	plan = prepare(t, policy, 0)

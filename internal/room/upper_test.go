@@ -111,7 +111,5 @@ func TestRootErrorAttributes(t *testing.T) {
 	p := &Plan{ops: []op{{kind: opRoot, mount: &Mount{Image: "sha256:0123456789abcdef"}}}}
 	err := p.rootError(&proc.StartError{Step: enter.StepXattr, Err: unix.EOPNOTSUPP})
 	var e *result.Error
-	if !errors.As(err, &e) || !strings.HasPrefix(e.Message, "cannot mount image sha256:0123456789ab: its layer needs extended attributes") || !strings.Contains(e.Hint, "--upper") {
-		t.Errorf("%v", err)
-	}
+	check.That(t, errors.As(err, &e) && strings.HasPrefix(e.Message, "cannot mount image sha256:0123456789ab: its layer needs extended attributes") && strings.Contains(e.Hint, "--upper"), "%v", err)
 }

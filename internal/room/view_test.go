@@ -22,9 +22,7 @@ func laidOut(t *testing.T, names ...string) string {
 	for _, name := range names {
 		name, target, isLink := strings.Cut(name, " -> ")
 		p := filepath.Join(top, name)
-		if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, os.MkdirAll(filepath.Dir(p), 0o755))
 		switch {
 		case isLink:
 			err = os.Symlink(strings.ReplaceAll(target, "TOP", top), p)

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"golang.org/x/sys/unix"
 )
 
@@ -27,9 +28,7 @@ func TestStoppedBeforeReading(t *testing.T) {
 	}()
 	select {
 	case err := <-failed:
-		if err == nil || !strings.Contains(err.Error(), "exited before reporting") {
-			t.Error(err)
-		}
+		check.That(t, err != nil && strings.Contains(err.Error(), "exited before reporting"), "%v", err)
 	case <-time.After(2 * time.Minute):
 		t.Fatal("it is still waited for")
 	}

@@ -256,9 +256,7 @@ func TestNumbers(t *testing.T) {
 			for _, c := range numbers[r.name] {
 				got = got*10 + uint32(c-'0')
 			}
-			if got != r.number[column] {
-				t.Errorf("%s of %s is %d, not %d", r.name, goarch, got, r.number[column])
-			}
+			check.That(t, got == r.number[column], "%s of %s is %d, not %d", r.name, goarch, got, r.number[column])
 		}
 	}
 }

@@ -51,9 +51,8 @@ func TestExecs(t *testing.T) {
 
 	// It ends as a sandbox does, and its record stays.
 	must(t, x.Close())
-	if e := found(t, d, "web/"+id); e.Status() != "lost" {
-		t.Errorf("its supervisor has ended: %s", e.Status())
-	}
+	e := found(t, d, "web/"+id)
+	check.That(t, e.Status() == "lost", "its supervisor has ended: %s", e.Status())
 	must(t, y.Remove())
 	_, err = d.Find("web/" + testID(0x3f1))
 	wantCode(t, "removed", err, "no-such-exec")

@@ -11,7 +11,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
@@ -143,9 +142,8 @@ func TestFullDisk(t *testing.T) {
 	dir := mounted("mode=700,size=64k")
 	d, o, err := attempt(dir + "/state")
 	must(t, err)
-	if err := os.WriteFile(dir+"/filler", make([]byte, 1<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
-		t.Fatal(err)
-	}
+	err = os.WriteFile(dir+"/filler", make([]byte, 1<<20), 0o600)
+	check.Require(t, errors.Is(err, unix.ENOSPC), "%v", err)
 	r := record("2", Running)
 	err = o.Write(r)
 	wantCode(t, "write", err, "state")
@@ -180,8 +178,6 @@ func TestFullDisk(t *testing.T) {
 	caller.StateDir += "2"
 	_, err = Open(caller)
 	wantCode(t, "read-only parent", err, "state")
-	if e := (*result.Error)(nil); !errors.As(err, &e) || !errors.Is(e, unix.EROFS) {
-		t.Error(err)
-	}
+	check.That(t, errors.Is(err, unix.EROFS), "%v", err)
 	o.giveUp()
 }

@@ -168,9 +168,7 @@ func checkAccepted(t *testing.T, data []byte) {
 		return
 	}
 	for _, id := range []*proc.Identity{&r.Supervisor, r.Init} {
-		if id != nil && (id.PID <= 1 || id.PID > 1<<22) {
-			t.Errorf("pid %d", id.PID)
-		}
+		check.That(t, id == nil || id.PID > 1 && id.PID <= 1<<22, "process %+v", id)
 	}
 	check.That(t, ValidID(r.ID) && (r.Name == "" || ValidName(r.Name) == nil), "id %q, name %q", r.ID, r.Name)
 	again, err := parseRecord(encoded(t, &r))

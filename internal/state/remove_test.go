@@ -12,7 +12,7 @@ import (
 )
 
 // outside is a directory with files that must not change.
-func outside(t *testing.T) (dir string, check func()) {
+func outside(t *testing.T) (dir string, unchanged func()) {
 	t.Helper()
 	dir = t.TempDir()
 	names := []string{"victim", lockName, activityName, recordName, killName, "env", "web"}
@@ -22,15 +22,11 @@ func outside(t *testing.T) (dir string, check func()) {
 	return dir, func() {
 		t.Helper()
 		list, err := os.ReadDir(dir)
-		if err != nil || len(list) != len(names) {
-			t.Errorf("outside: %v, %v", list, err)
-		}
+		check.That(t, err == nil && len(list) == len(names), "outside: %v, %v", list, err)
 		for _, name := range names {
 			data, err := os.ReadFile(filepath.Join(dir, name))
 			st, serr := os.Stat(filepath.Join(dir, name))
-			if err != nil || serr != nil || string(data) != "untouched" || st.Mode().Perm() != 0o644 {
-				t.Errorf("outside/%s: %q, %v, %v", name, data, st, err)
-			}
+			check.That(t, err == nil && serr == nil && string(data) == "untouched" && st.Mode().Perm() == 0o644, "outside/%s: %q, %v, %v", name, data, st, err)
 		}
 	}
 }
@@ -44,7 +40,7 @@ func replace(t *testing.T, path, target string) {
 
 // A symbolic link that replaces a file is not read, written, locked or followed by a removal.
 func TestSymlinks(t *testing.T) {
-	out, check := outside(t)
+	out, unchanged := outside(t)
 	for _, name := range []string{lockName, activityName, recordName, killName, "env"} {
 		d := opened(t)
 		o := written(t, d, 1, "web")
@@ -60,18 +56,15 @@ func TestSymlinks(t *testing.T) {
 		switch name {
 		case lockName: // the supervisor looks dead, which ends nothing
 			must(t, e.Refresh())
-			if e.Alive {
-				t.Error("alive because of a foreign lock")
-			}
+			check.That(t, !e.Alive, "alive because of a foreign lock")
 		case activityName:
 			_, err := e.HoldActivity()
 			wantCode(t, "activity", err, "state")
 		case recordName:
 			_, err := d.Find(testID(1))
 			wantCode(t, "find", err, "state")
-			if w := wantIDs(t, d); len(w) != 1 {
-				t.Errorf("warnings: %v", w)
-			}
+			w := wantIDs(t, d)
+			check.That(t, len(w) == 1, "warnings: %v", w)
 			must(t, o.Write(record("2", Running))) // replaces the link
 		case killName:
 			_, err := o.ReadKill()
@@ -80,17 +73,17 @@ func TestSymlinks(t *testing.T) {
 		case "env":
 			must(t, writeFile(o, name, []byte("x")))
 		}
-		check()
+		unchanged()
 		replace(t, path, filepath.Join(out, name))
 		must(t, o.Remove())
 		wantFiles(t, d, "lock", "names")
-		check()
+		unchanged()
 	}
 }
 
 // The same holds for directories and for the files of the state directory itself.
 func TestSymlinkedDirectories(t *testing.T) {
-	out, check := outside(t)
+	out, unchanged := outside(t)
 	in := func(d *Dir, name string) string { return filepath.Join(d.Path(), name) }
 
 	t.Run("sandbox", func(t *testing.T) {
@@ -98,20 +91,18 @@ func TestSymlinkedDirectories(t *testing.T) {
 		replace(t, in(d, testID(1)), out)
 		replace(t, in(d, testID(2)), testID(1))
 		replace(t, in(d, "."+testID(3)), out)
-		if w := wantIDs(t, d); len(w) != 2 {
-			t.Errorf("warnings: %v", w)
-		}
+		w := wantIDs(t, d)
+		check.That(t, len(w) == 2, "warnings: %v", w)
 		_, err := d.Find(testID(1))
 		wantCode(t, "find", err, "state")
 		_, err = d.Create(testID(1), "")
 		wantCode(t, "create in its place", err, "state")
 		_, err = d.Create(testID(3), "")
 		wantCode(t, "create through it", err, "state")
-		if w := d.Sweep(); w != nil {
-			t.Error(w)
-		}
+		w = d.Sweep()
+		check.That(t, w == nil, "%v", w)
 		wantFiles(t, d, "lock")
-		check()
+		unchanged()
 	})
 	t.Run("sandbox that was there", func(t *testing.T) {
 		d := opened(t)
@@ -128,7 +119,7 @@ func TestSymlinkedDirectories(t *testing.T) {
 		wantCode(t, "refresh", e.Refresh(), "state")
 		wantCode(t, "remove", e.Remove(), "state")
 		_ = o.Remove() // may fail
-		check()
+		unchanged()
 	})
 	t.Run("lock", func(t *testing.T) {
 		d := opened(t)
@@ -136,7 +127,7 @@ func TestSymlinkedDirectories(t *testing.T) {
 		_, err := d.Create(testID(1), "")
 		wantCode(t, "create", err, "state")
 		wantFiles(t, d, "lock")
-		check()
+		unchanged()
 	})
 	t.Run("names", func(t *testing.T) {
 		d := opened(t)
@@ -150,7 +141,7 @@ func TestSymlinkedDirectories(t *testing.T) {
 		_, err = d.Find("web")
 		wantCode(t, "find", err, "no-such-sandbox")
 		_ = d.Sweep()
-		check()
+		unchanged()
 	})
 	t.Run("name", func(t *testing.T) {
 		d := opened(t)
@@ -163,11 +154,10 @@ func TestSymlinkedDirectories(t *testing.T) {
 		_, err := d.Find("other")
 		wantCode(t, "find", err, "no-such-sandbox")
 		must(t, o.Close())
-		if w := d.Sweep(); w != nil {
-			t.Error(w)
-		}
+		w := d.Sweep()
+		check.That(t, w == nil, "%v", w)
 		wantFiles(t, d, testID(1), testID(1)+"/activity", testID(1)+"/lock", testID(1)+"/record.json", "lock", "names")
-		check()
+		unchanged()
 	})
 }
 

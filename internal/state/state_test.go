@@ -147,19 +147,14 @@ func TestLife(t *testing.T) {
 	r := record("2026-01-01T00:00:01.000Z", Starting)
 	must(t, o.Write(r))
 	e := found(t, d, "web")
-	if !e.Alive || e.Status() != "starting" || e.ID != testID(1) || e.Record.ID != testID(1) || e.Record.Name != "web" || e.Record.Version != 1 {
-		t.Errorf("%+v, %s", e, e.Status())
-	}
+	check.That(t, e.Alive && e.Status() == "starting" && e.ID == testID(1) && e.Record.ID == testID(1) && e.Record.Name == "web" && e.Record.Version == 1, "%+v, %s", e, e.Status())
 	r.Phase, r.Init = Running, &proc.Identity{PID: 4712}
 	must(t, o.Write(r))
 	must(t, e.Refresh())
-	if e.Status() != "running" || e.Record.Init.PID != 4712 {
-		t.Errorf("%+v, %s", e.Record, e.Status())
-	}
+	check.That(t, e.Status() == "running" && e.Record.Init.PID == 4712, "%+v, %s", e.Record, e.Status())
 	must(t, writeFile(o, "env", []byte("A=1")))
-	if data, err := os.ReadFile(filepath.Join(d.Path(), testID(1), "env")); err != nil || string(data) != "A=1" {
-		t.Errorf("%q, %v", data, err)
-	}
+	data, err := os.ReadFile(filepath.Join(d.Path(), testID(1), "env"))
+	check.That(t, err == nil && string(data) == "A=1", "%q, %v", data, err)
 	log, err := o.OpenFile("stdout", os.O_WRONLY|os.O_CREATE|os.O_APPEND)
 	must(t, err)
 	_, err = log.WriteString("hello\n")
@@ -181,15 +176,12 @@ func TestLife(t *testing.T) {
 	r.Phase, r.Report = Ended, &result.Report{Status: result.StatusFailed}
 	must(t, o.Write(r))
 	must(t, e.Refresh())
-	if !e.Alive || e.Status() != "failed" {
-		t.Errorf("alive %v, %s", e.Alive, e.Status())
-	}
+	check.That(t, e.Alive && e.Status() == "failed", "alive %v, %s", e.Alive, e.Status())
 	must(t, o.Close())
 	must(t, o.Close())
 	wantFiles(t, d, testID(1), testID(1)+"/activity", testID(1)+"/env", testID(1)+"/lock", testID(1)+"/record.json", testID(1)+"/stdout", "lock", "names")
-	if e = found(t, d, "web"); e.Alive || e.Status() != "failed" {
-		t.Errorf("alive %v, %s", e.Alive, e.Status())
-	}
+	e = found(t, d, "web")
+	check.That(t, !e.Alive && e.Status() == "failed", "alive %v, %s", e.Alive, e.Status())
 	must(t, e.Remove())
 	must(t, e.Remove())
 	wantFiles(t, d, "lock", "names")
@@ -222,19 +214,16 @@ func TestKilledSupervisor(t *testing.T) {
 	d := opened(t)
 	c, end := supervisor(t, d, 1, "web")
 	defer end()
-	if e := found(t, d, "web"); !e.Alive || e.Status() != "running" {
-		t.Errorf("alive %v, %s", e.Alive, e.Status())
-	}
+	e := found(t, d, "web")
+	check.That(t, e.Alive && e.Status() == "running", "alive %v, %s", e.Alive, e.Status())
 	_, err := d.Create(testID(2), "web")
 	wantCode(t, "a name that is taken", err, "name-in-use")
 	check.That(t, strings.Contains(err.Error(), testID(1)), "the message does not name the sandbox:  %v", err)
 	wantIDs(t, d, 1)
 	must(t, c.Process.Kill())
 	_ = c.Wait()
-	e := found(t, d, "web")
-	if e.Alive || e.Status() != "lost" {
-		t.Errorf("alive %v, %s", e.Alive, e.Status())
-	}
+	e = found(t, d, "web")
+	check.That(t, !e.Alive && e.Status() == "lost", "alive %v, %s", e.Alive, e.Status())
 	o := written(t, d, 2, "web")
 	got := found(t, d, "web")
 	check.That(t, got.ID == o.ID && got.Alive, "%+v", got)
@@ -316,9 +305,8 @@ func TestOpen(t *testing.T) {
 	_, err = d.Create(testID(1), "x")
 	wantCode(t, "create by who only looks", err, "state")
 	must(t, d.Close())
-	if _, err := os.Lstat(path); !os.IsNotExist(err) {
-		t.Fatalf("Look created it: %v", err)
-	}
+	_, err = os.Lstat(path)
+	check.Require(t, os.IsNotExist(err), "Look created it: %v", err)
 
 	for range 2 {
 		d, err := Open(caller)
@@ -326,9 +314,8 @@ func TestOpen(t *testing.T) {
 		check.That(t, d.Path() == path, "%v", d.Path())
 		must(t, d.Close())
 	}
-	if st, err := os.Lstat(path); err != nil || st.Mode() != os.ModeDir|0o700 {
-		t.Errorf("%v, %v", st, err)
-	}
+	st, err := os.Lstat(path)
+	check.That(t, err == nil && st.Mode() == os.ModeDir|0o700, "%v, %v", st, err)
 	d, err = Look(caller)
 	must(t, err)
 	must(t, d.Close())

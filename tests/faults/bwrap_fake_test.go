@@ -304,9 +304,7 @@ func TestBwrapRelay(t *testing.T) {
 				r := start(t, harness.Options{Env: env}, append([]string{"--timeout", lifetime}, leaver...)...)
 				r.briefly(5 * time.Second)
 				o := r.Wait()
-				if !slices.Contains(f.codes, o.ExitCode) || o.ExitCode == 7 && !r.wrote("ran") || o.ExitCode == 125 && r.wrote("ran") {
-					t.Errorf("want one of %v: %v; ran: %v", f.codes, o, r.wrote("ran"))
-				}
+				check.That(t, slices.Contains(f.codes, o.ExitCode) && (o.ExitCode != 7 || r.wrote("ran")) && (o.ExitCode != 125 || !r.wrote("ran")), "want one of %v: %v; ran: %v", f.codes, o, r.wrote("ran"))
 				if o.ExitCode == 125 {
 					oneLine(t, o)
 				}

@@ -409,9 +409,8 @@ func (s *soaking) settled(tries []*soakTry) {
 		}
 	}
 	s.host.alive()
-	if p, ok := harness.ReadProc(s.neighbour.init.PID); !ok || p.State == "Z" || p.State == "T" {
-		s.t.Errorf("a sandbox beside has suffered: %v\n%s", p, was())
-	}
+	p, ok := harness.ReadProc(s.neighbour.init.PID)
+	check.That(s.t, ok && p.State != "Z" && p.State != "T", "a sandbox beside has suffered: %v\n%s", p, was())
 	for _, d := range s.fresh {
 		if p, ok := d.unharmed(); !ok {
 			s.t.Errorf("a stranger with the pid of what was killed was signalled: %v, %v\n%s", p, d.end(), was())

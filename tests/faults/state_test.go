@@ -482,9 +482,8 @@ func TestSnapshotKilled(t *testing.T) {
 	e.verify(names, dir, sum)
 	files := harness.ReadDir(t, exports)
 	for _, f := range files {
-		if info, err := f.Info(); err != nil || info.Size() != whole.Size() {
-			t.Errorf("%s is not all of it: %v, %v", f.Name(), info, err)
-		}
+		info, err := f.Info()
+		check.That(t, err == nil && info.Size() == whole.Size(), "%s is not all of it: %v, %v", f.Name(), info, err)
 	}
 	e.ok("snapshot", "create", "box", "--name", "last") // works only if no lock is held
 	e.do("kill", "--all", "--grace", "0")
