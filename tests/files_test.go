@@ -4,11 +4,9 @@ import (
 	"bytes"
 	"fmt"
 	"io/fs"
-	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -106,47 +104,6 @@ func TestPutCanceled(t *testing.T) {
 	p.Role(harness.RoleInit) // held until all files are copied
 	p.Signal(unix.SIGTERM)
 	p.Wait().Expect(t, 143, "canceled")
-}
-
-// inodes prints how many empty files each directory can hold, up to a bound.
-const inodes = `import errno, sys
-for dir in sys.argv[1:]:
-    n = 0
-    try:
-        while n < 20000:
-            open("%s/%d" % (dir, n), "x").close()
-            n += 1
-    except OSError as e:
-        print(dir, errno.errorcode[e.errno], n)
-`
-
-// The size of a tmpfs also limits its empty files, whose kernel memory the size does not include.
-func TestEmptyFiles(t *testing.T) {
-	t.Parallel()
-	most := map[string]int{"/tmp": 2048, "/home/sandbox": 2048, "/dev/shm": 16384, "/scratch": 1024}
-	flags := []string{"--tmp-size", "8M", "--tmpfs", "/scratch:1M"}
-	if kernel(t, 6, 6) { // layers in memory need extended attributes
-		dir := harness.SharedDir(t)
-		most[dir] = 2048
-		flags = append(flags, "--overlay", dir)
-	}
-	command := append([]string{"python3", "-c", inodes}, slices.Sorted(maps.Keys(most))...)
-	limited := func(what string, r *harness.Result) {
-		t.Helper()
-		r.Expect(t, 0, "exited")
-		left := maps.Clone(most)
-		for _, line := range harness.Lines(r.Stdout) {
-			var in, errno string
-			var n int
-			_, err := fmt.Sscan(line, &in, &errno, &n)
-			check.That(t, err == nil && errno == "ENOSPC" && n <= left[in] && n >= left[in]-64, "%s: %s", what, line)
-			delete(left, in)
-		}
-		check.That(t, len(left) == 0, "%s: no limit in %v", what, left)
-	}
-	limited("run", harness.Run(t, harness.Options{}, append(flags, command...)...))
-	b := harness.NewState(t).Sandbox(harness.Options{}, flags...)
-	limited("exec", b.Exec(harness.Options{}, nil, command...))
 }
 
 // swaps exchanges a directory with a link that leads out, and a file with another, in each of its

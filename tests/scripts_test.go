@@ -95,8 +95,8 @@ func refuse(ts *testscript.TestScript, neg bool) {
 	}
 }
 
-// scriptRun runs sbxrun to its end. Commands on sandboxes share a state directory; start and exec assert what they do in
-// the other tests.
+// scriptRun runs sbxrun to its end. Commands on sandboxes share a state directory, and start and exec go through Sandbox
+// and Exec of the harness.
 func scriptRun(ts *testscript.TestScript, code int, args []string) {
 	script := ts.Value(last{}).(*runs)
 	o, args := scriptOptions(ts, args)
@@ -139,8 +139,8 @@ func (r *runs) onState(ts *testscript.TestScript) *harness.State {
 	return r.state
 }
 
-// scriptOptions returns how to start sbxrun, and its arguments: with a layer in place of LAYER, and without < FILE at their
-// end, its stdin.
+// scriptOptions returns the options for sbxrun, and its arguments. It replaces LAYER by the flag for a layer, and takes
+// the stdin from < FILE at the end.
 func scriptOptions(ts *testscript.TestScript, args []string) (harness.Options, []string) {
 	o := harness.Options{
 		Dir: ts.MkAbs("."),

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -89,21 +88,6 @@ func TestAnotherUser(t *testing.T) {
 	refused(others, nil)
 	refused(others, harness.As(34567))
 	b.Alive()
-}
-
-// A state directory that others can enter, or that is not a directory, is refused.
-func TestStateDirectoryRefused(t *testing.T) {
-	t.Parallel()
-	dir := harness.Dir(t) // others can enter it
-	link, file := filepath.Join(dir, "link"), filepath.Join(dir, "file")
-	own := filepath.Join(dir, "own")
-	check.Must(t, os.Mkdir(own, 0o700))
-	check.Must(t, os.Symlink(own, link))
-	check.Must(t, os.WriteFile(file, nil, 0o600))
-	for _, place := range []string{dir, link, file, "relative", filepath.Join(dir, "no", "such")} {
-		s := &harness.State{Dir: place, Work: harness.Dir(t), T: t}
-		s.Run("start").Exits(t, 125).ErrLines(t, 1).ErrHas(t, place)
-	}
 }
 
 // Another user cannot disable commands by taking the name of the state directory in /tmp. Without
@@ -275,33 +259,6 @@ func TestStartStopped(t *testing.T) {
 	s.Run("ps", "-aq").Out(t, "")
 	holder.Signal(unix.SIGTERM)
 	holder.Wait()
-}
-
-// When many want a name at once, one gets it.
-func TestNameRace(t *testing.T) {
-	t.Parallel()
-	s := harness.NewState(t)
-	const starts = 12
-	var wg sync.WaitGroup
-	codes := make([]int, starts)
-	for i := range starts {
-		wg.Go(func() {
-			_, r := s.TrySandbox(harness.Options{}, "--name", "one")
-			codes[i] = r.ExitCode
-		})
-	}
-	wg.Wait()
-	got := 0
-	for _, code := range codes {
-		switch code {
-		case 0:
-			got++
-		case 125:
-		default:
-			t.Errorf("exit codes %v", codes)
-		}
-	}
-	check.That(t, got == 1, "%d sandboxes have got one name: exit codes %v", got, codes)
 }
 
 // Control characters in a command line don't reach the terminal.

@@ -47,24 +47,6 @@ func TestWait(t *testing.T) {
 	s.Run("wait", "--json", "job").Exits(t, 125).OutHas(t, `"no-such-sandbox"`)
 }
 
-// wait --timeout gives up and leaves the sandbox alone.
-func TestWaitTimeout(t *testing.T) {
-	t.Parallel()
-	s := harness.NewState(t)
-	b := s.Sandbox(harness.Options{}, "--name", "box")
-	r := s.Run("wait", "--json", "--timeout", "0.5", "box").Exits(t, 124).OutHas(t, `"wait-timeout"`).ErrLines(t, 1)
-	harness.Within(t, "wait", r.Elapsed, 500*time.Millisecond, 700*time.Millisecond)
-	b.Alive()
-	// A waiting client that exits disturbs nothing.
-	p := s.Start(harness.Options{}, "wait", "box")
-	p.Signal(unix.SIGTERM)
-	p.Wait()
-	b.Alive()
-	for _, args := range [][]string{{"wait"}, {"wait", "a", "b"}, {"wait", "nobody"}, {"wait", "--ready", "box"}, {"wait", "--log", "(", "box"}} {
-		s.Run(args...).Exits(t, 125).ErrLines(t, 1)
-	}
-}
-
 // The lifetime ends everything including execs, with SIGTERM first if there is a grace period.
 func TestLifetime(t *testing.T) {
 	t.Parallel()
@@ -251,21 +233,6 @@ func TestLogFollowers(t *testing.T) {
 	for _, args := range []string{"logs", "logs a b", "logs nobody", "logs --tail -1 talker", "logs --tail x talker", "logs --stream stdin talker"} {
 		s.Run(strings.Fields(args)...).Exits(t, 125).ErrLines(t, 1)
 	}
-}
-
-// logs prints the exact bytes of each stream, also as JSON.
-func TestLogBinary(t *testing.T) {
-	t.Parallel()
-	s := harness.NewState(t)
-	b := s.Sandbox(harness.Options{}, "sh", "-c", "/fixtures/out-bytes; /fixtures/out-bytes 00ff0a >&2")
-	b.Ended()
-	r := s.Run("logs", b.ID)
-	want := make([]byte, 256)
-	for i := range want {
-		want[i] = byte(i)
-	}
-	check.That(t, bytes.Equal(r.Stdout, want) && string(r.Stderr) == "\x00\xff\n", "%q %q", r.Stdout, r.Stderr)
-	s.Run("logs", "--json", "--stream", "stderr", b.ID).Out(t, `{"stream":"stderr","base64":"AP8K"}`+"\n")
 }
 
 // --max-output keeps the beginning of each stream, reports the total, and does not stop the command.

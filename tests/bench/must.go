@@ -2,7 +2,7 @@ package main
 
 import "fmt"
 
-// failure is what must panics with, so that deferred functions end what the benchmark has started.
+// failure is the value of must's panics. Deferred functions then end the processes of the benchmark.
 type failure struct{ error }
 
 // must ends the benchmark on an error.

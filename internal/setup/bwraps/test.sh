@@ -16,7 +16,7 @@ packages='./internal/room ./internal/enter ./internal/doctor ./tests'
 tests='Scripts|Trees|OlderBwrap|Start.*|Prepare.*|Plan.*|Find.*|Exec(End|View|Privileges)|Signal.*|Diagnose.*|Examine.*'
 tests+='|PayloadTakesOverNothing|SignalsEverybody|NestedSandboxes|Descriptors.*|Secret.*|CleanEnvironment|NoNetwork|CurrentDirectory.*|ExecTrees|Lifetime|IdleRoomKilled'
 tests+='|LimitMemory|LimitForkBomb|LimitRefused|Seccomp.*|Timeout(Words|Signaled)|Litter|MountRace|CurrentDirectoryExchanged|Protect.*'
-tests+='|ImageDisks|Rootfs.*|Devices.*|SelfExe|PlantedProgramsInPath|NamedBwrapExposed|EmptyFiles|LargeIDs|PlanningHasNoEffects'
+tests+='|ImageDisks|Rootfs.*|Devices.*|SelfExe|PlantedProgramsInPath|NamedBwrapExposed|PlanningHasNoEffects'
 # With the newest version, also tests of things that sbxrun itself makes in a room.
 newest='|Reached|Refused|NothingElse|Publish|Connect|GetHostile|CpHostile'
 export SBXRUN_SOAK=2
