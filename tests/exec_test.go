@@ -28,33 +28,6 @@ func TestExecStdin(t *testing.T) {
 	b.Exec(harness.Options{Stdin: strings.NewReader(data)}, nil, "true").Expect(t, 0, "exited")
 }
 
-// An exec sees the sandbox's files, network, user, group, host name and working directory, and only its own processes.
-func TestExecView(t *testing.T) {
-	t.Parallel()
-	dir := harness.SharedDir(t)
-	b := harness.NewState(t).Sandbox(harness.Options{}, "--hostname", "inside", "--user", "1234:4321", "--bind", dir+":/work", "--workdir", "/work",
-		"--env", "COLOR=red", "--env", "SIZE=1",
-		"sh", "-c", `echo of main >/tmp/file; hostname >/work/main; exec python3 -c '
-import socket
-s = socket.create_server(("127.0.0.1", 8765))
-open("/work/up", "w").close()
-while True:
-    c = s.accept()[0]
-    c.sendall(b"hello from main\n")
-    c.close()'`)
-	harness.Until(t, harness.Bound, "the server", func() bool { _, err := os.Stat(dir + "/up"); return err == nil })
-	b.Exec(harness.Options{}, []string{"--env", "SIZE=2"}, "bash", "-c", `
-cat /tmp/file; cat <>/dev/tcp/127.0.0.1/8765; hostname; id -u; id -g; pwd; echo $COLOR $SIZE
-touch file && echo can write; echo $$ $PPID; echo x 2>/dev/null >/usr/file || echo read-only`).
-		Expect(t, 0, "exited").Out(t, "of main\nhello from main\ninside\n1234\n4321\n/work\nred 2\ncan write\n2 1\nread-only\n")
-	_, err := os.Stat(dir + "/file")
-	check.That(t, err == nil, "written in the sandbox's directory: %v", err)
-	// Another directory, and a missing one.
-	b.Exec(harness.Options{}, []string{"--workdir", "/usr"}, "pwd").Out(t, "/usr\n")
-	r := b.Exec(harness.Options{}, []string{"--workdir", "/no/such"}, "pwd").Expect(t, 125, "start-failed")
-	check.That(t, r.Report.Error.Code == "workdir" && strings.Contains(string(r.Stderr), "/no/such"), "%s: %s", r.Report.Error.Code, r.Stderr)
-}
-
 // An exec has no privileges, whoever has started the sandbox, and only descriptors 0, 1 and 2.
 func TestExecPrivileges(t *testing.T) {
 	t.Parallel()

@@ -236,3 +236,8 @@ func treeText(t *testing.T, dir string) string {
 	}))
 	return all.String()
 }
+
+func readFile(t *testing.T, name string) string {
+	t.Helper()
+	return string(harness.ReadFile(t, name))
+}

@@ -151,32 +151,6 @@ func TestNestedSandboxes(t *testing.T) {
 	}
 }
 
-// PTRACE_TRACEME makes init the tracer, which neither ends nor stops the command.
-func TestTraceMe(t *testing.T) {
-	t.Parallel()
-	const begin = "import ctypes, os, signal, sys\nif ctypes.CDLL(None).ptrace(0, 0, 0, 0): sys.exit(99)\n"
-	s := harness.NewState(t)
-	b := s.Sandbox(harness.Options{})
-	for _, c := range []struct {
-		name, then, cause string
-		code              int
-	}{
-		{"a signal that is handled", "signal.signal(signal.SIGUSR1, lambda *a: sys.exit(7)); os.kill(os.getpid(), signal.SIGUSR1); signal.pause()", "exited", 7},
-		{"a signal that kills", "os.kill(os.getpid(), signal.SIGUSR1); signal.pause()", "signaled", 138},
-		{"exec", "os.execv('/bin/sh', ['sh', '-c', 'exit 8'])", "exited", 8},
-		{"its child", "pid = os.fork()\nif pid: os._exit(9)\nos.kill(os.getpid(), signal.SIGUSR1)", "exited", 9},
-	} {
-		for name, r := range map[string]*harness.Result{
-			"run":  harness.Run(t, harness.Options{}, "python3", "-c", begin+c.then),
-			"exec": b.Exec(harness.Options{}, nil, "python3", "-c", begin+c.then),
-		} {
-			check.That(t, r.ExitCode == c.code && r.Report != nil && string(r.Report.Cause) == c.cause, "%s, %s: exit code %d, %+v: %s", name, c.name, r.ExitCode, r.Report, r.Stderr)
-		}
-	}
-	r := harness.Run(t, harness.Options{}, "--timeout", harness.Deadline(time.Second).String(), "python3", "-c", begin+"os.kill(os.getpid(), signal.SIGSTOP)")
-	r.Expect(t, 124, "timeout")
-}
-
 // Every command runs under sbxrun's own init, which nothing inside can see into, trace or signal.
 
 // A payload that attacks its PID 1 achieves nothing, and ends with sbxrun.
