@@ -107,7 +107,7 @@ func (s *Store) expire(name string, now time.Time) {
 // Put stores the content of r, at most max bytes, for a tenant with the given quota, and returns its ID and
 // size.
 func (s *Store) Put(tenant string, r io.Reader, max, quota int64) (id string, size int64, err error) {
-	full := &result.Error{Code: "quota-disk", Message: "the content store is full", Hint: "files are removed when they were not used within the store's time to live"}
+	full := &result.Error{Code: "quota-disk", Message: "the content store is full", Hint: "files that are not used within the store's time to live are removed"}
 	dir := filepath.Join(s.dir, tenant)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", 0, err

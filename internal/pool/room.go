@@ -154,7 +154,7 @@ func text(f *os.File) string {
 // the error. It is called once for each Take.
 func (r *Room) Start(ctx context.Context, c slot.Command) (*supervise.Command, error) {
 	if r.run != nil {
-		return nil, &result.Error{Code: "usage", Message: "a warm room runs one command for each time that it is taken"}
+		return nil, &result.Error{Code: "usage", Message: "a warm room runs one command each time it is taken"}
 	}
 	if len(c.Args) == 0 {
 		return nil, &result.Error{Code: "usage", Message: "no command given"}

@@ -60,7 +60,7 @@ func readable(text string) bool {
 	return worth(len(text), long)
 }
 
-// worth is the decision of readable for a text of size bytes that needs long six-byte escapes.
+// worth is like readable, given the size of a text in bytes and how many long escapes it needs.
 func worth(size, long int) bool {
 	const (
 		short  = 4 << 10 // always sent as text
