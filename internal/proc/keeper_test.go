@@ -211,7 +211,7 @@ func TestInheritNoDescriptors(t *testing.T) {
 	left := kept.Survivors(10)
 	check.That(t, len(left) == 1 && left[0].PID == program, "survivors %+v, want %d", left, program)
 	restore := harness.LimitDescriptors(t, lowestDescriptor(t))
-	err = kept.Inherit(time.Now().Add(50 * time.Millisecond))
+	err = kept.Inherit(time.Now().Add(harness.Scaled(200 * time.Millisecond))) // it takes as long
 	restore()
 	check.That(t, errors.Is(err, unix.EMFILE), "with no descriptor free: %v", err)
 	finish(t, k)
