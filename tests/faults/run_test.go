@@ -51,7 +51,7 @@ func errorLine(t testing.TB, o *harness.Result) {
 	check.That(t, !strings.Contains(text, "Go value") && !strings.Contains(text, "Go struct"), "this is a message of encoding/json: %v", o)
 }
 
-// traces tell which processes and files belong to a run, or to the sandboxes of a test.
+// traces identify the processes and files of a run, or of the sandboxes of a test.
 type traces struct {
 	t      testing.TB
 	marker string             // in the environment of sbxrun and of the payloads
