@@ -102,9 +102,9 @@ func (m *Maker) lay(s *helper.Script) {
 	s.Do("receive the command", helper.Load, entryGate)
 }
 
-// layMounts joins the room's namespaces and takes a copy of its mounts, which each init copies in turn. It unmounts what
-// every init mounts anew. Only the user namespace that owns the mounts may do that: in any other they are locked
-// (mount_namespaces(7)).
+// layMounts joins the room's namespaces and takes a copy of its mounts, which each init copies in turn. It unmounts
+// what every init mounts again. Only the user namespace that owns the mounts may do that: in any other they are
+// locked (mount_namespaces(7)).
 func (m *Maker) layMounts(s *helper.Script) {
 	s.Do("join the user namespace of the room's mounts", unix.SYS_SETNS, slotOuter, unix.CLONE_NEWUSER)
 	s.Do(stepSetns, unix.SYS_SETNS, slotRoom, namespaces(m.entry.HostNet)&^unix.CLONE_NEWUSER)

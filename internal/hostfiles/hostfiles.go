@@ -2,7 +2,7 @@
 // configuration of git(1), of editors, coding agents, package managers and shells. A sandboxed command
 // with write access to such a file can run a program on the host.
 //
-// Source code is not among them: a build or a test runs it, and a review covers it.
+// Source code does not count: a build or a test runs it, and a review covers it.
 package hostfiles
 
 import (

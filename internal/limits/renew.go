@@ -114,8 +114,8 @@ func (o *openFiles) use(path string, call func(fd int) error) error {
 	return err
 }
 
-// read reads a file again: at offset 0 the kernel generates the text anew (seq_file.rst). It returns all of
-// it at once, so one call is enough.
+// read reads a file again: at offset 0 the kernel generates the text again (seq_file.rst). It returns all of it at
+// once, so one call is enough.
 func (o *openFiles) read(path string) ([]byte, error) {
 	data := make([]byte, 1024) // more than any of the files contain
 	n := 0

@@ -142,7 +142,7 @@ func (r *Room) awaitQuiet() bool {
 	}
 }
 
-// text returns the beginning of a file in /proc, read anew, or "" if that fails. The kernel returns the text
+// text reads the beginning of an open file in /proc again. It returns "" if that fails. The kernel returns the text
 // in one piece, so there is no second call for the end of the file.
 func text(f *os.File) string {
 	b := make([]byte, 1024) // more than one device

@@ -96,7 +96,7 @@ func (p *userPool) grow(user *Cred) error {
 	return err
 }
 
-// takeOn gives this thread the file system IDs of a user. It thereby loses root's rights over files
+// takeOn gives this thread the file system IDs of a user. The thread then loses root's rights over files
 // (capabilities(7)).
 func takeOn(user *Cred) error {
 	// Changed IDs make the whole process undumpable (prctl(2)), which a keeper would inherit.

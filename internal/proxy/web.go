@@ -163,8 +163,8 @@ func (w *web) serve(conn *net.TCPConn, begin []byte, tunnel *tunneled) {
 	}
 }
 
-// dial returns the tunnel's connection to the host. If the host has closed that, it checks the host
-// again and connects anew.
+// dial returns the tunnel's connection to the host. If the host has closed that, it checks the host again and
+// reconnects.
 func (t *tunneled) dial(ctx context.Context, s *server) (net.Conn, error) {
 	if up := t.up; up != nil {
 		t.up = nil

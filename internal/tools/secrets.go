@@ -59,8 +59,8 @@ func head(path string, most int) string {
 // packages are the names of directories with files from packages and documentation, which are not the user's.
 var packages = []string{"site-packages", "dist-packages", "node_modules", "gems", "include", "doc", "man", "html", "locale", "terminfo", "zoneinfo"}
 
-// foreign reports whether a directory has only files from packages, so that no credentials are
-// looked for: there are many, and private keys for their tests among them.
+// foreign reports whether a directory has only files from packages, so that no credentials are looked for: there are
+// many, including private keys for their tests.
 func foreign(dir string, above []os.DirEntry) bool {
 	name, parent := filepath.Base(dir), filepath.Base(filepath.Dir(dir))
 	switch {
