@@ -16,9 +16,9 @@ import (
 )
 
 // status returns the status of a call or process.
-func (s *server) status(method, path string, body any, want int) (c api.CallStatus) {
+func (s *server) status(method, path string, body any, want int, headers ...string) (c api.CallStatus) {
 	s.t.Helper()
-	status, b := s.ask(method, path, body)
+	status, b := s.ask(method, path, body, headers...)
 	err := json.Unmarshal(b, &c)
 	check.Require(s.t, status == want && err == nil, "%s %s: %d %s", method, path, status, b)
 	return c
@@ -107,9 +107,9 @@ func TestIdempotency(t *testing.T) {
 	for range 2 {
 		s.refused(http.MethodPost, "/v1/run", wrong, "Idempotency-Key", "k2")
 	}
-	one := s.statusKey(call, "k3")
-	two := s.statusKey(call, "k3")
-	check.That(t, one == two, "calls %s and %s", one, two)
+	one := s.status(http.MethodPost, "/v1/calls", call, http.StatusAccepted, "Idempotency-Key", "k3")
+	two := s.status(http.MethodPost, "/v1/calls", call, http.StatusAccepted, "Idempotency-Key", "k3")
+	check.Equal(t, one.ID, two.ID)
 	s.refuses(api.Usage, http.MethodPost, "/v1/run?stream=1", call, "Idempotency-Key", "k4")
 	s.refuses(api.Usage, http.MethodPost, "/v1/sessions", api.NewSession{}, "Idempotency-Key", "k5")
 }
@@ -123,17 +123,13 @@ func TestIdempotencySessionEnded(t *testing.T) {
 	key := []string{"Idempotency-Key", "k"}
 	status, first := s.ask(http.MethodPost, path+"/exec", sh("echo once"), key...)
 	check.Require(t, status == http.StatusOK, "%d %s", status, first)
-	status, begun := s.ask(http.MethodPost, path+"/processes", sh("sleep 60"), key...)
-	var process api.CallStatus
-	err := json.Unmarshal(begun, &process)
-	check.Require(t, status == http.StatusAccepted && err == nil, "%d %s", status, begun)
+	process := s.status(http.MethodPost, path+"/processes", sh("sleep 60"), http.StatusAccepted, key...)
 	harness.Until(t, harness.Bound, "the process to run", func() bool {
 		return s.status(http.MethodGet, path+"/processes/"+process.ID, nil, 200).Started
 	})
-	status, b := s.ask(http.MethodDelete, path, nil)
-	check.Require(t, status == http.StatusOK, "%d %s", status, b)
-	status, b = s.ask(http.MethodPost, path+"/processes", sh("sleep 60"), key...)
-	check.That(t, status == http.StatusAccepted && strings.Contains(string(b), process.ID) && strings.Contains(string(b), `"started":true`), "a process: %d %s", status, b)
+	s.answers(http.StatusOK, "", http.MethodDelete, path, nil)
+	same := s.status(http.MethodPost, path+"/processes", sh("sleep 60"), http.StatusAccepted, key...)
+	check.That(t, same.ID == process.ID && same.Started, "%+v, and it was %+v", same, process)
 	status, again := s.ask(http.MethodPost, path+"/exec", sh("echo once"), key...)
 	check.That(t, status == http.StatusOK && string(again) == string(first), "%d %s, and it was %s", status, again, first)
 	for _, way := range []string{"/exec", "/processes"} {
@@ -161,24 +157,10 @@ func TestCollectedNames(t *testing.T) {
 // statusOf queues a call and waits until it ends.
 func (s *server) statusOf(call api.Call) (c api.CallStatus) {
 	s.t.Helper()
-	status, b := s.ask(http.MethodPost, "/v1/calls", call)
-	for status == http.StatusAccepted || status == http.StatusOK {
-		check.Must(s.t, json.Unmarshal(b, &c))
-		if c.State == api.Over {
-			return c
-		}
-		status, b = s.ask(http.MethodGet, "/v1/calls/"+c.ID+"?wait_ms=5000", nil)
+	for c = s.status(http.MethodPost, "/v1/calls", call, http.StatusAccepted); c.State != api.Over; {
+		c = s.status(http.MethodGet, "/v1/calls/"+c.ID+"?wait_ms=5000", nil, http.StatusOK)
 	}
-	s.t.Fatalf("%d %s", status, b)
 	return c
-}
-
-func (s *server) statusKey(call api.Call, key string) string {
-	s.t.Helper()
-	status, b := s.ask(http.MethodPost, "/v1/calls", call, "Idempotency-Key", key)
-	var c api.CallStatus
-	check.Require(s.t, json.Unmarshal(b, &c) == nil && status == http.StatusAccepted, "%d %s", status, b)
-	return c.ID
 }
 
 // The content store keeps uploads of any size up to the tenant's quota.
@@ -189,8 +171,7 @@ func TestContentStore(t *testing.T) {
 	var f api.Stored
 	err := json.Unmarshal(b, &f)
 	check.Require(t, status == http.StatusCreated && err == nil && f.Size == 5 && f.ID == "sha256:2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824", "%d %s", status, b)
-	status, b = s.ask(http.MethodGet, "/v1/files/"+f.ID, nil)
-	check.That(t, status == 200 && string(b) == "hello", "%d %s", status, b)
+	s.answers(http.StatusOK, "hello", http.MethodGet, "/v1/files/"+f.ID, nil)
 	call := sh("cat in")
 	call.Files = []api.FileIn{{Path: "in", ID: f.ID}}
 	s.prints("/v1/run", call, "hello")

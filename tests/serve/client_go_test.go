@@ -108,30 +108,51 @@ type goDriver struct {
 	roots  *x509.CertPool
 }
 
-func failed(err error) map[string]any {
+type object = map[string]any
+
+func failed(err error) object {
 	var refused *sbxrun.Refused
 	var unproven *sbxrun.Unproven
 	var lost *sbxrun.Lost
 	switch {
 	case errors.As(err, &refused):
-		return map[string]any{"error": "refused", "code": refused.Code, "status": refused.Status}
+		return object{"error": "refused", "code": refused.Code, "status": refused.Status}
 	case errors.As(err, &unproven):
 		verdict := ""
 		if unproven.Report != nil {
 			verdict = unproven.Report.Teardown.Verdict
 		}
-		return map[string]any{"error": "unproven", "code": unproven.Code, "verdict": verdict}
+		return object{"error": "unproven", "code": unproven.Code, "verdict": verdict}
 	case errors.As(err, &lost):
-		return map[string]any{"error": "lost"}
+		return object{"error": "lost"}
 	case errors.Is(err, errLeft):
-		return map[string]any{"error": "left"}
+		return object{"error": "left"}
 	}
-	return map[string]any{"error": "wrong", "message": err.Error()}
+	return object{"error": "wrong", "message": err.Error()}
 }
 
 var errLeft = errors.New("left")
 
-func (d *goDriver) do(ctx context.Context, s *goStep) (any, error) {
+// stepError is the panic of must, which [goDriver.do] recovers.
+type stepError struct{ error }
+
+func must[V any](v V, err error) V {
+	if err != nil {
+		panic(stepError{err})
+	}
+	return v
+}
+
+func (d *goDriver) do(ctx context.Context, s *goStep) (answer object, err error) {
+	defer func() {
+		switch r := recover().(type) {
+		case nil:
+		case stepError:
+			err = r.error
+		default:
+			panic(r)
+		}
+	}()
 	var session *sbxrun.Session
 	var process *sbxrun.Process
 	var at interface { // a client or a session
@@ -145,13 +166,9 @@ func (d *goDriver) do(ctx context.Context, s *goStep) (any, error) {
 	} else if s.Process != "" {
 		process = d.client.Process(s.Process)
 	}
-	type object = map[string]any
 	switch s.Op {
 	case "new":
-		c, err := sbxrun.New(s.Address)
-		if err != nil {
-			return nil, err
-		}
+		c := must(sbxrun.New(s.Address))
 		c.Token, c.Node, c.TLS.RootCAs = s.Token, s.Node, d.roots
 		if s.MarginMS > 0 {
 			c.Margin = milliseconds(s.MarginMS)
@@ -162,10 +179,7 @@ func (d *goDriver) do(ctx context.Context, s *goStep) (any, error) {
 		d.client = c
 		return object{}, nil
 	case "run":
-		r, err := at.Run(ctx, s.call())
-		if err != nil {
-			return nil, err
-		}
+		r := must(at.Run(ctx, s.call()))
 		return object{"id": r.ID, "cause": r.Cause, "exit_code": r.ExitCode, "timed_out": r.TimedOut, "verdict": r.Teardown.Verdict, "stdout": r.Stdout, "stderr": r.Stderr,
 			"hex": hex.EncodeToString([]byte(r.Stdout)), "files": r.Files}, nil
 	case "stream":
@@ -185,10 +199,7 @@ func (d *goDriver) do(ctx context.Context, s *goStep) (any, error) {
 		maps.Copy(got, failure)
 		return got, nil
 	case "cell":
-		a, err := session.Cell(ctx, s.cell())
-		if err != nil {
-			return nil, err
-		}
+		a := must(session.Cell(ctx, s.cell()))
 		got := object{"cause": a.Cause, "state": a.State, "stdout": a.Stdout}
 		if len(a.Results) > 0 {
 			got["value"] = a.Results[len(a.Results)-1].Media[0].Text
@@ -201,28 +212,14 @@ func (d *goDriver) do(ctx context.Context, s *goStep) (any, error) {
 		return object{}, d.leave(ctx, session, s)
 	case "session":
 		o := s.Options
-		x, err := d.client.NewSession(ctx, sbxrun.SessionOptions{IdleTimeout: milliseconds(o.IdleTimeout), Lifetime: milliseconds(o.Lifetime), Files: given(o.Files), Parts: o.Parts})
-		if err != nil {
-			return nil, err
-		}
-		return object{"id": x.ID}, nil
+		options := sbxrun.SessionOptions{IdleTimeout: milliseconds(o.IdleTimeout), Lifetime: milliseconds(o.Lifetime), Files: given(o.Files), Parts: o.Parts}
+		return object{"id": must(d.client.NewSession(ctx, options)).ID}, nil
 	case "start":
-		p, err := at.Start(ctx, s.call())
-		if err != nil {
-			return nil, err
-		}
-		return object{"id": p.ID}, nil
+		return object{"id": must(at.Start(ctx, s.call())).ID}, nil
 	case "status":
-		x, err := process.Status(ctx, 0)
-		if err != nil {
-			return nil, err
-		}
-		return object{"state": x.State}, nil
+		return object{"state": must(process.Status(ctx, 0)).State}, nil
 	case "wait":
-		r, err := process.Wait(ctx)
-		if err != nil {
-			return nil, err
-		}
+		r := must(process.Wait(ctx))
 		return object{"cause": r.Cause, "exit_code": r.ExitCode}, nil
 	case "output":
 		if s.Options.Stream == "" {
@@ -230,29 +227,17 @@ func (d *goDriver) do(ctx context.Context, s *goStep) (any, error) {
 		}
 		text := ""
 		for piece, err := range process.Output(ctx, s.Options.Stream, s.Options.From) {
-			if err != nil {
-				return nil, err
-			}
-			text += string(piece)
+			text += string(must(piece, err))
 		}
 		return object{"text": text}, nil
 	case "send":
 		return object{}, process.Send(ctx, []byte(s.Text), s.End)
 	case "diff":
-		d, err := session.Diff(ctx)
-		if err != nil {
-			return nil, err
-		}
-		return object{"changes": each(d.Changes, func(c sbxrun.Change) string { return c.Change + " " + c.Path })}, nil
+		return object{"changes": each(must(session.Diff(ctx)).Changes, func(c sbxrun.Change) string { return c.Change + " " + c.Path })}, nil
 	case "snapshot":
-		x, err := session.Snapshot(ctx, s.Name, 0)
-		if err != nil {
-			return nil, err
-		}
-		return object{"id": x.ID}, nil
+		return object{"id": must(session.Snapshot(ctx, s.Name, 0)).ID}, nil
 	case "snapshots":
-		all, err := d.client.Snapshots(ctx)
-		return object{"ids": each(all, func(x sbxrun.Snapshot) string { return x.ID })}, err
+		return object{"ids": each(must(d.client.Snapshots(ctx)), func(x sbxrun.Snapshot) string { return x.ID })}, nil
 	case "remove-snapshot":
 		return object{}, d.client.RemoveSnapshot(ctx, s.Name)
 	case "signal":
@@ -261,40 +246,31 @@ func (d *goDriver) do(ctx context.Context, s *goStep) (any, error) {
 		if s.Process == "" {
 			return object{}, session.End(ctx)
 		}
-		x, err := process.End(ctx)
-		if err != nil || x.Report == nil {
-			return object{}, err
+		x := must(process.End(ctx))
+		if x.Report == nil {
+			return object{}, nil
 		}
 		return object{"cause": x.Report.Cause}, nil
 	case "write":
 		return object{}, session.Write(ctx, s.Path, []byte(s.Text), s.Mode)
 	case "read":
-		b, err := session.Read(ctx, s.Path)
-		return object{"text": string(b)}, err
+		return object{"text": string(must(session.Read(ctx, s.Path)))}, nil
 	case "remove":
 		return object{}, session.Remove(ctx, s.Path)
 	case "list":
-		all, err := session.List(ctx)
-		lines := each(all, func(e sbxrun.Entry) string { return e.Type + " " + e.Path })
+		lines := each(must(session.List(ctx)), func(e sbxrun.Entry) string { return e.Type + " " + e.Path })
 		slices.Sort(lines)
-		return object{"entries": lines}, err
+		return object{"entries": lines}, nil
 	case "copy":
-		b, err := session.Pack(ctx)
-		if err != nil {
-			return nil, err
-		}
-		other, err := d.client.NewSession(ctx, sbxrun.SessionOptions{})
-		if err != nil {
-			return nil, err
-		}
+		b := must(session.Pack(ctx))
+		other := must(d.client.NewSession(ctx, sbxrun.SessionOptions{}))
 		return object{"id": other.ID}, other.Unpack(ctx, b)
 	case "store":
 		data := []byte(s.Text)
 		if s.Size > 0 {
 			data = make([]byte, s.Size)
 		}
-		id, err := d.client.Store(ctx, data)
-		return object{"id": id}, err
+		return object{"id": must(d.client.Store(ctx, data))}, nil
 	case "pour":
 		return d.pour(ctx, session, int64(s.Size))
 	case "pour-badly":
@@ -304,20 +280,16 @@ func (d *goDriver) do(ctx context.Context, s *goStep) (any, error) {
 		}
 		return nil, err
 	case "fetch":
-		b, err := d.client.Fetch(ctx, s.File)
-		return object{"text": string(b)}, err
+		return object{"text": string(must(d.client.Fetch(ctx, s.File)))}, nil
 	case "languages":
-		all, err := d.client.Languages(ctx)
-		all = slices.DeleteFunc(all, func(l sbxrun.Language) bool { return !l.Cells })
+		all := slices.DeleteFunc(must(d.client.Languages(ctx)), func(l sbxrun.Language) bool { return !l.Cells })
 		names := each(all, func(l sbxrun.Language) string { return l.Name })
 		slices.Sort(names)
-		return object{"cells": names}, err
+		return object{"cells": names}, nil
 	case "images":
-		all, err := d.client.Images(ctx)
-		return object{"images": len(all)}, err
+		return object{"images": len(must(d.client.Images(ctx)))}, nil
 	case "sessions":
-		all, err := d.client.Sessions(ctx)
-		return object{"ids": each(all, func(x sbxrun.SessionStatus) string { return x.ID })}, err
+		return object{"ids": each(must(d.client.Sessions(ctx)), func(x sbxrun.SessionStatus) string { return x.ID })}, nil
 	}
 	return nil, fmt.Errorf("no operation %q", s.Op)
 }
@@ -334,41 +306,25 @@ func each[T any](all []T, text func(T) string) []string {
 var errBad = errors.New("bad")
 
 // pour streams a file into the workspace, as an archive into another one, and through the content store.
-func (d *goDriver) pour(ctx context.Context, session *sbxrun.Session, size int64) (any, error) {
+func (d *goDriver) pour(ctx context.Context, session *sbxrun.Session, size int64) (object, error) {
 	if err := session.WriteStream(ctx, "big", io.LimitReader(zeros{}, size), ""); err != nil {
 		return nil, err
 	}
-	archive, err := session.PackStream(ctx)
-	if err != nil {
-		return nil, err
-	}
+	archive := must(session.PackStream(ctx))
 	defer archive.Close()
-	other, err := d.client.NewSession(ctx, sbxrun.SessionOptions{})
-	if err != nil {
-		return nil, err
-	}
+	other := must(d.client.NewSession(ctx, sbxrun.SessionOptions{}))
 	if err := other.UnpackStream(ctx, archive); err != nil {
 		return nil, err
 	}
-	file, err := other.ReadStream(ctx, "big")
-	if err != nil {
-		return nil, err
-	}
+	file := must(other.ReadStream(ctx, "big"))
 	defer file.Close()
-	id, err := d.client.StoreStream(ctx, file)
-	if err != nil {
-		return nil, err
-	}
+	id := must(d.client.StoreStream(ctx, file))
 	if err := other.End(ctx); err != nil {
 		return nil, err
 	}
-	stored, err := d.client.FetchStream(ctx, id)
-	if err != nil {
-		return nil, err
-	}
+	stored := must(d.client.FetchStream(ctx, id))
 	defer stored.Close()
-	n, err := io.Copy(io.Discard, stored)
-	return map[string]any{"size": n, "whole": false}, err // a reader has no pieces
+	return object{"size": must(io.Copy(io.Discard, stored)), "whole": false}, nil // a reader has no pieces
 }
 
 func (s *goStep) cell() sbxrun.Cell {

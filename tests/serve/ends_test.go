@@ -165,7 +165,6 @@ func TestFaults(t *testing.T) {
 		"E2B 1352 and 1074":      testCallOutput,
 		"smolagents 2050":        testServerKilled,
 		"OpenSandbox 1206":       testIdleInterpreter,
-		"dify-sandbox 99":        testManyAtOnce,
 		"piston 535, dify 15817": testKilledSaysWhy,
 		"sandbox-sdk 891":        testOthersLive,
 	} {

@@ -520,12 +520,7 @@ func TestMCPDrain(t *testing.T) {
 	t.Parallel()
 	s := serve(t, cold)
 	headers := s.hello()
-	q, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://sbxrun/mcp", nil)
-	check.Must(t, err)
-	for i := 0; i < len(headers); i += 2 {
-		q.Header.Set(headers[i], headers[i+1])
-	}
-	r, err := s.client.Do(q)
+	r, err := send(t.Context(), s.client, http.MethodGet, "http://sbxrun/mcp", nil, headers...)
 	check.Require(t, err == nil && r.StatusCode == http.StatusOK, "%v %v", err, r)
 	defer r.Body.Close()
 	began := time.Now()
@@ -811,19 +806,9 @@ func (b withToken) RoundTrip(r *http.Request) (*http.Response, error) {
 func TestMCPOrigin(t *testing.T) {
 	t.Parallel()
 	_, address := overTCP(t, cold, "one")
-	for origin, want := range map[string]int{"": http.StatusOK, "http://" + address: http.StatusOK, "https://example.org": http.StatusForbidden, "null": http.StatusForbidden} {
-		q, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+address+"/mcp", strings.NewReader(initialize))
-		check.Must(t, err)
-		q.Header.Set("Content-Type", "application/json")
-		q.Header.Set("Accept", "application/json, text/event-stream")
-		q.Header.Set("Authorization", "Bearer one-token")
-		if origin != "" {
-			q.Header.Set("Origin", origin)
-		}
-		r, err := http.DefaultClient.Do(q)
-		check.Must(t, err)
-		_, _ = io.Copy(io.Discard, r.Body)
-		r.Body.Close()
-		check.That(t, r.StatusCode == want, "origin %q: %s, want %d", origin, r.Status, want)
+	for origin, want := range map[string]int{"http://" + address: http.StatusOK, "https://example.org": http.StatusForbidden, "null": http.StatusForbidden} {
+		headers := append(bearer("one"), "Accept", "application/json, text/event-stream", "Origin", origin)
+		status, _, _, err := exchange(t.Context(), http.DefaultClient, http.MethodPost, "http://"+address+"/mcp", initialize, headers...)
+		check.That(t, err == nil && status == want, "origin %q: %d, %v, want %d", origin, status, err, want)
 	}
 }

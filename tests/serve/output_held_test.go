@@ -1,7 +1,6 @@
 package serve
 
 import (
-	"bytes"
 	"crypto/tls"
 	"encoding/json"
 	"fmt"
@@ -79,24 +78,12 @@ func TestHeld(t *testing.T) {
 // askOnce sends a request on a new connection.
 func askOnce(t *testing.T, method, url, token string, body any) (int, string) {
 	t.Helper()
-	text := harness.JSON(t, body)
-	q, err := http.NewRequest(method, url, bytes.NewReader(text))
-	check.Must(t, err)
-	q.Close = true
-	q.Header.Set("Content-Type", "application/json")
-	q.Header.Set("Authorization", "Bearer "+token)
-	const within = 2 * time.Minute
-	client := &http.Client{Timeout: within, Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
-	r, err := client.Do(q)
+	client := &http.Client{Timeout: 2 * time.Minute, Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
+	status, answer, _, err := exchange(t.Context(), client, method, url, body, "Authorization", "Bearer "+token)
 	if err != nil {
 		return 0, err.Error()
 	}
-	defer r.Body.Close()
-	answer, err := io.ReadAll(r.Body)
-	if err != nil {
-		return 0, err.Error()
-	}
-	return r.StatusCode, string(answer)
+	return status, string(answer)
 }
 
 // flood opens more connections than the server allows per address, and reopens each that is closed.

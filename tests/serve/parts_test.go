@@ -1,14 +1,12 @@
 package serve
 
 import (
-	"archive/tar"
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
@@ -39,12 +37,9 @@ func app(t *testing.T) (dir, config string) {
 
 func port(t *testing.T) int {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	check.Must(t, err)
-	web := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "hello from outside") })}
-	go web.Serve(l)
-	t.Cleanup(func() { web.Close() })
-	return l.Addr().(*net.TCPAddr).Port
+	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "hello from outside") }))
+	t.Cleanup(web.Close)
+	return web.Listener.Addr().(*net.TCPAddr).Port
 }
 
 func (s *server) diffOf(path string) (d api.Diff) {
@@ -73,17 +68,8 @@ func TestOverlay(t *testing.T) {
 	want := []string{"added file added", "added link link", "changed file list", "deleted directory sub"}
 	check.That(t, slices.Equal(got, want) && d.Path == "/work" && d.Count == 4 && d.Bytes == int64(len("new\n")+len("one\nthree\n")), "%q %+v, want %q", got, d, want)
 	status, b := s.ask(http.MethodGet, path+"/diff", nil, "Accept", "application/x-tar")
-	names := map[string]string{}
-	for r := tar.NewReader(bytes.NewReader(b)); ; {
-		h, err := r.Next()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		check.Must(t, err)
-		body := harness.ReadAll(t, r)
-		names[h.Name] = string(body)
-	}
-	check.That(t, status == 200 && len(names) == 4 && names["list"] == "one\nthree\n" && names["added"] == "new\n", "%d %q", status, names)
+	files := untar(t, b)
+	check.That(t, status == 200 && len(files) == 4 && files["list"] == "one\nthree\n" && files["added"] == "new\n", "%d %q", status, files)
 	// Another session starts with the original. Requested properties are reported.
 	other := s.session(`{"overlay":{"name":"app","path":"/srv/app"}}`)
 	s.want(other+"/exec", "cat /srv/app/list", "one\ntwo\n")

@@ -225,6 +225,22 @@ func (s *server) answers(want int, contains, method, path string, body any, head
 }
 
 func (s *server) try(ctx context.Context, method, path string, body any, headers ...string) (int, []byte, http.Header, error) {
+	return exchange(ctx, s.client, method, "http://sbxrun"+path, body, headers...)
+}
+
+// exchange sends a request, and returns the whole answer.
+func exchange(ctx context.Context, client *http.Client, method, url string, body any, headers ...string) (int, []byte, http.Header, error) {
+	a, err := send(ctx, client, method, url, body, headers...)
+	if err != nil {
+		return 0, nil, nil, err
+	}
+	defer a.Body.Close()
+	b, err := io.ReadAll(a.Body)
+	return a.StatusCode, b, a.Header, err
+}
+
+// send sends a request, whose body is a text, a reader, or a value for JSON.
+func send(ctx context.Context, client *http.Client, method, url string, body any, headers ...string) (*http.Response, error) {
 	var r io.Reader
 	switch body := body.(type) {
 	case nil:
@@ -237,13 +253,13 @@ func (s *server) try(ctx context.Context, method, path string, body any, headers
 	default:
 		b, err := json.Marshal(body)
 		if err != nil {
-			return 0, nil, nil, err
+			return nil, err
 		}
 		r = bytes.NewReader(b)
 	}
-	q, err := http.NewRequestWithContext(ctx, method, "http://sbxrun"+path, r)
+	q, err := http.NewRequestWithContext(ctx, method, url, r)
 	if err != nil {
-		return 0, nil, nil, err
+		return nil, err
 	}
 	if body != nil {
 		q.Header.Set("Content-Type", "application/json")
@@ -251,13 +267,7 @@ func (s *server) try(ctx context.Context, method, path string, body any, headers
 	for i := 0; i+1 < len(headers); i += 2 {
 		q.Header.Set(headers[i], headers[i+1])
 	}
-	a, err := s.client.Do(q)
-	if err != nil {
-		return 0, nil, nil, err
-	}
-	defer a.Body.Close()
-	b, err := io.ReadAll(a.Body)
-	return a.StatusCode, b, a.Header, err
+	return client.Do(q)
 }
 
 // run runs a call, which must be answered.

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
@@ -41,17 +42,15 @@ func TestSession(t *testing.T) {
 		_, e := s.refused(http.MethodPost, p, nil)
 		check.That(t, e.Failure.Code == api.Usage && e.Failure.Hint == "send {} for an empty request", "%s without a body: %+v", p, e)
 	}
-	status, b := s.ask(http.MethodPut, path+"/files/empty", nil, "Content-Type", "application/octet-stream")
-	check.That(t, status < 300, "an empty file: %d %s", status, b)
+	s.answers(http.StatusCreated, "", http.MethodPut, path+"/files/empty", nil, "Content-Type", "application/octet-stream")
 	other := s.session(`{}`)
 	s.want(other+"/exec", "ls", "")
-	status, b = s.ask(http.MethodDelete, path, nil)
-	check.That(t, status == 200 && strings.Contains(string(b), `"verdict":"proven"`), "%d %s", status, b)
+	s.answers(http.StatusOK, `"verdict":"proven"`, http.MethodDelete, path, nil)
 	_, e := s.refused(http.MethodPost, path+"/exec", sh("true"))
 	check.That(t, e.Failure.Code == api.Ended && strings.Contains(e.Failure.Message, "killed"), "%+v", e)
 	s.refuses(api.NoSuchSession, http.MethodGet, "/v1/sessions/none", nil)
 	var list struct{ Sessions []api.Session }
-	_, b = s.ask(http.MethodGet, "/v1/sessions", nil)
+	_, b := s.ask(http.MethodGet, "/v1/sessions", nil)
 	check.That(t, json.Unmarshal(b, &list) == nil && len(list.Sessions) == 1 && strings.HasSuffix(other, list.Sessions[0].ID), "%s", b)
 }
 
@@ -129,22 +128,18 @@ func TestProcessStdin(t *testing.T) {
 		})
 	}
 	wrote("got one\n")
-	status, b := s.ask(http.MethodPost, at+"/stdin", "two\nthr", octet...)
-	check.Require(t, status == http.StatusNoContent, "%d %s", status, b)
+	s.answers(http.StatusNoContent, "", http.MethodPost, at+"/stdin", "two\nthr", octet...)
 	wrote("got one\ngot two\n")
-	status, b = s.ask(http.MethodPost, at+"/stdin?end=1", "ee\n", octet...)
-	check.Require(t, status == http.StatusNoContent, "%d %s", status, b)
+	s.answers(http.StatusNoContent, "", http.MethodPost, at+"/stdin?end=1", "ee\n", octet...)
 	wrote("got one\ngot two\ngot three\n0\nover\n")
 	for _, end := range []string{"", "?end=1"} {
-		status, e := s.refused(http.MethodPost, at+"/stdin"+end, "x", octet...)
-		check.That(t, status == http.StatusGone && !e.Started, "%d %+v", status, e)
+		s.refuses(api.Ended, http.MethodPost, at+"/stdin"+end, "x", octet...)
 	}
 
 	// More than a pipe holds arrives completely, and unchanged.
 	at = begin(api.Call{Argv: []string{"sha256sum"}})
 	big := bytes.Repeat([]byte("0123456789\x00\xff"), 100_000)
-	status, b = s.ask(http.MethodPost, at+"/stdin?end=1", big, octet...)
-	check.Require(t, status == http.StatusNoContent, "%d %s", status, b)
+	s.answers(http.StatusNoContent, "", http.MethodPost, at+"/stdin?end=1", big, octet...)
 	wrote(fmt.Sprintf("%x  -\n", sha256.Sum256(big)))
 
 	// A process without kept stdin reads nothing.
@@ -209,12 +204,10 @@ func TestSessionFiles(t *testing.T) {
 	s := serve(t, "[sandbox]\ntmp_size = \"1M\"\n[sessions]\nmax_entries = 20\n")
 	path := s.session(`{}`)
 	octet := []string{"Content-Type", "application/octet-stream"}
-	status, b := s.ask(http.MethodPut, path+"/files/d/e/f.txt?mode=755", strings.NewReader("#!/bin/sh\necho ran\n"), octet...)
-	check.Require(t, status == http.StatusCreated, "%d %s", status, b)
+	s.answers(http.StatusCreated, "", http.MethodPut, path+"/files/d/e/f.txt?mode=755", strings.NewReader("#!/bin/sh\necho ran\n"), octet...)
 	// The file belongs to the sandbox's user, who may run, change and remove it.
 	s.want(path+"/exec", "d/e/f.txt; echo more >>d/e/f.txt; stat -c %U d d/e/f.txt; ln -s /etc/passwd link; ln -s d dirlink; mkfifo fifo", "ran\nsandbox\nsandbox\n")
-	status, b = s.ask(http.MethodGet, path+"/files/d/e/f.txt", nil)
-	check.That(t, status == 200 && strings.HasSuffix(string(b), "more\n"), "%d %s", status, b)
+	s.answers(http.StatusOK, "echo ran\nmore\n", http.MethodGet, path+"/files/d/e/f.txt", nil)
 	for _, name := range []string{"link", "dirlink/e/f.txt", "fifo", "d", "%2e%2e/%2e%2e/etc/passwd", "d/%2e%2e/%2e%2e/%2e%2e/etc/passwd", "%2fetc/passwd"} {
 		status, b := s.ask(http.MethodGet, path+"/files/"+name, nil)
 		check.That(t, status != 200 && !strings.Contains(string(b), "root:"), "GET %s: %d %s", name, status, b)
@@ -227,7 +220,7 @@ func TestSessionFiles(t *testing.T) {
 	var list struct {
 		Files []struct{ Path, Type string }
 	}
-	_, b = s.ask(http.MethodGet, path+"/files", nil)
+	_, b := s.ask(http.MethodGet, path+"/files", nil)
 	err := json.Unmarshal(b, &list)
 	check.That(t, err == nil && fmt.Sprint(list.Files) == "[{d directory} {d/e directory} {d/e/f.txt file} {dirlink link} {fifo other} {link link}]", "%v", list.Files)
 	s.answers(204, "", http.MethodDelete, path+"/files/link", nil)
@@ -251,7 +244,7 @@ func TestSessionFiles(t *testing.T) {
 		status, _ := s.ask(http.MethodHead, path+"/files/huge", nil)
 		check.That(t, status != http.StatusOK, "a file of holes is sent")
 	}
-	status, b = s.ask(http.MethodGet, path+"/files/a", nil)
+	status, b := s.ask(http.MethodGet, path+"/files/a", nil)
 	check.That(t, status == http.StatusOK && len(b) == 200_000, "%d, %d bytes", status, len(b))
 }
 
@@ -275,26 +268,30 @@ func archive(t *testing.T, all ...tar.Header) []byte {
 	return b.Bytes()
 }
 
+// untar returns the contents of the entries of a tar stream.
+func untar(t *testing.T, b []byte) map[string]string {
+	t.Helper()
+	files := map[string]string{}
+	for r := tar.NewReader(bytes.NewReader(b)); ; {
+		h, err := r.Next()
+		if err == io.EOF {
+			return files
+		}
+		check.Must(t, err)
+		files[h.Name] = string(harness.ReadAll(t, r))
+	}
+}
+
 func TestArchive(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "[sandbox]\ntmp_size = \"1M\"\n[sessions]\nmax_entries = 100\n")
 	path := s.session(`{}`)
 	kind := []string{"Content-Type", "application/x-tar"}
 	good := archive(t, tar.Header{Typeflag: tar.TypeDir, Name: "./d/"}, tar.Header{Typeflag: tar.TypeReg, Name: "d/a"}, tar.Header{Typeflag: tar.TypeReg, Name: "b"})
-	status, b := s.ask(http.MethodPut, path+"/archive", good, kind...)
-	check.Require(t, status == 204, "%d %s", status, b)
+	s.answers(http.StatusNoContent, "", http.MethodPut, path+"/archive", good, kind...)
 	s.want(path+"/exec", "cat d/a b; ln -s /etc/passwd l", "d/ab")
-	_, b = s.ask(http.MethodGet, path+"/archive", nil)
-	var names []string
-	for r := tar.NewReader(bytes.NewReader(b)); ; {
-		h, err := r.Next()
-		if err == io.EOF {
-			break
-		}
-		check.Must(t, err)
-		names = append(names, h.Name)
-	}
-	check.That(t, fmt.Sprint(names) == "[b d/ d/a]", "%v", names)
+	_, b := s.ask(http.MethodGet, path+"/archive", nil)
+	check.NoDiff(t, cmp.Diff(map[string]string{"b": "b", "d/": "", "d/a": "d/a"}, untar(t, b)), "(-want +got)")
 	many := make([]tar.Header, 200)
 	for i := range many {
 		many[i] = tar.Header{Typeflag: tar.TypeReg, Name: fmt.Sprint("n", i)}
@@ -345,87 +342,54 @@ func TestSessionQuota(t *testing.T) {
 	s.session(`{}`)
 }
 
-// A client that sends or reads one byte now and then does not delay the end of a session or of the server.
+// Clients that stall in the middle of a transfer, or that send or read one byte now and then, do not delay the end of
+// their session.
 func TestSessionEndsDuringTransfers(t *testing.T) {
 	t.Parallel()
+	for name, slow := range map[string]bool{"stalled": false, "slow": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			endDuringTransfers(t, slow)
+		})
+	}
+}
+
+func endDuringTransfers(t *testing.T, slow bool) {
 	s := serve(t, "")
 	path := s.session(`{}`)
 	s.call(path+"/exec", sh("head -c 64M /dev/zero >big"))
-	var all []net.Conn
 	for _, request := range []string{"PUT " + path + "/files/made/new", "PUT " + path + "/archive", "GET " + path + "/files/big", "GET " + path + "/archive"} {
 		c, err := net.Dial("unix", s.socket())
 		check.Must(t, err)
 		defer c.Close()
-		length := ""
-		if strings.HasPrefix(request, "PUT") {
-			length = "Content-Length: 1000000\r\n"
+		_ = c.SetReadDeadline(time.Now().Add(harness.Bound)) // of sockets
+		puts := strings.HasPrefix(request, "PUT")
+		rest := "\r\n"
+		if puts {
+			rest = "Content-Length: 1000000\r\n\r\nx"
 		}
-		_, err = io.WriteString(c, request+" HTTP/1.1\r\nHost: sbxrun\r\n"+length+"\r\n")
+		_, err = io.WriteString(c, request+" HTTP/1.1\r\nHost: sbxrun\r\n"+rest)
 		check.Must(t, err)
-		if length == "" { // the answer has started
-			_, err := c.Read(make([]byte, 1))
+		if !puts { // the answer has started
+			_, err := io.ReadFull(c, make([]byte, 1000))
 			check.Must(t, err)
 		}
-		all = append(all, c)
-	}
-	over := make(chan struct{})
-	defer close(over)
-	go func() {
-		for {
-			for i, c := range all {
-				if i < 2 {
-					_, _ = c.Write([]byte("x")) // fails if the server has closed it
+		go func() {
+			for piece := []byte("x"); slow && err == nil; time.Sleep(50 * time.Millisecond) { // until the server or the test closes it
+				if puts {
+					_, err = c.Write(piece)
 				} else {
-					_, _ = c.Read(make([]byte, 1)) // likewise
+					_, err = c.Read(piece)
 				}
 			}
-			select {
-			case <-over:
-				return
-			case <-time.After(50 * time.Millisecond):
-			}
-		}
-	}()
+		}()
+	}
 	harness.Until(t, harness.Bound, "the directory of the file that is written", func() bool {
 		status, _ := s.ask(http.MethodGet, path+"/files/made", nil)
 		return status != http.StatusNotFound
 	})
-	s.answers(http.StatusOK, "", http.MethodDelete, path, nil)
-}
-
-// Clients that stall in the middle of a transfer do not delay the session's end by the time that
-// the server waits for them.
-func TestStandingStill(t *testing.T) {
-	t.Parallel()
-	s := serve(t, "")
-	status, b := s.ask(http.MethodPost, "/v1/sessions", api.NewSession{})
-	var session api.Session
-	err := json.Unmarshal(b, &session)
-	check.Require(t, err == nil && status == http.StatusCreated, "%d %s", status, b)
-	path := "/v1/sessions/" + session.ID
-	s.call(path+"/exec", sh("head -c 64M /dev/zero >large"))
-	for _, head := range []string{
-		"GET " + path + "/files/large HTTP/1.1\r\nHost: sbxrun\r\n\r\n", "GET " + path + "/archive HTTP/1.1\r\nHost: sbxrun\r\n\r\n",
-		"PUT " + path + "/files/made/new HTTP/1.1\r\nHost: sbxrun\r\nContent-Length: 1000\r\n\r\nx", "PUT " + path + "/archive HTTP/1.1\r\nHost: sbxrun\r\nContent-Length: 1000\r\n\r\nx",
-	} {
-		c, err := net.Dial("unix", s.socket())
-		check.Must(t, err)
-		defer c.Close()
-		_, err = io.WriteString(c, head)
-		check.Must(t, err)
-		_ = c.SetReadDeadline(time.Now().Add(harness.Bound)) // of sockets
-		if strings.HasPrefix(head, "GET") {
-			_, err := io.ReadFull(c, make([]byte, 1000))
-			check.OK(t, err)
-		} else {
-			harness.Until(t, harness.Bound, "the file's directory", func() bool {
-				status, _ := s.ask(http.MethodGet, path+"/files/made", nil)
-				return status != http.StatusNotFound
-			})
-		}
-	}
 	begin := time.Now()
-	s.answers(200, "", http.MethodDelete, path, nil)
+	s.answers(http.StatusOK, "", http.MethodDelete, path, nil)
 	took := time.Since(begin)
 	check.That(t, took <= 20*time.Second, "the end took %v", took) // the server waits 30 s for a client
 }

@@ -168,18 +168,7 @@ func (s *soak) one(client *http.Client, tenant string, c soakCall) (wrong, kind 
 		ctx, cancel = context.WithTimeout(ctx, c.leave)
 		defer cancel()
 	}
-	body, err := json.Marshal(c.Call)
-	if err != nil {
-		return err.Error(), c.kind
-	}
-	q, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+s.address+"/v1/run", strings.NewReader(string(body)))
-	if err != nil {
-		return err.Error(), c.kind
-	}
-	q.Header.Set("Content-Type", "application/json")
-	q.Header.Set("Authorization", "Bearer "+tenant+"-token")
-	q.Header.Set("X-Request-Id", id)
-	r, err := client.Do(q)
+	status, answer, h, err := exchange(ctx, client, http.MethodPost, "http://"+s.address+"/v1/run", c.Call, append(bearer(tenant), "X-Request-Id", id)...)
 	if err != nil && ctx.Err() != nil {
 		s.ended(id, "")
 		return "", c.kind // it has disconnected
@@ -187,35 +176,27 @@ func (s *soak) one(client *http.Client, tenant string, c soakCall) (wrong, kind 
 	if err != nil {
 		return err.Error(), c.kind
 	}
-	defer r.Body.Close()
-	switch dec := json.NewDecoder(r.Body); r.StatusCode {
+	switch status {
 	case http.StatusOK:
 		var a api.Answer
-		if err := dec.Decode(&a); err != nil && ctx.Err() == nil {
+		if err := json.Unmarshal(answer, &a); err != nil {
 			return err.Error(), c.kind
-		} else if err != nil {
-			s.ended(id, "")
-			return "", c.kind
 		}
 		s.ended(id, string(a.Cause))
-		if dec.More() {
-			return "more than one answer", c.kind
-		}
 		if a.Teardown.Verdict != "proven" || len(a.Teardown.Survivors) > 0 || !c.right(&a) {
-			text, _ := json.Marshal(a) // decoded from JSON
-			return string(text), c.kind
+			return string(answer), c.kind
 		}
 		return "", c.kind
 	case http.StatusTooManyRequests, http.StatusServiceUnavailable:
 		var e api.Error
-		after, _ := strconv.Atoi(r.Header.Get("Retry-After"))
-		if err := dec.Decode(&e); err != nil || e.Started || after <= 0 {
+		after, _ := strconv.Atoi(h.Get("Retry-After"))
+		if err := json.Unmarshal(answer, &e); err != nil || e.Started || after <= 0 {
 			return fmt.Sprintf("refused with %+v, %v", e, err), "refused"
 		}
 		time.Sleep(time.Duration(after) * time.Second) // Retry-After
 		return "", "refused"
 	}
-	return "status " + r.Status, c.kind
+	return fmt.Sprintf("status %d: %.300s", status, answer), c.kind
 }
 
 // below counts processes and tasks below the server.

@@ -64,20 +64,13 @@ func overTCP(t *testing.T, config string, tenants ...string) (*server, string) {
 // post posts a call to a URL.
 func post(t *testing.T, client *http.Client, url, token string, call api.Call) (int, []byte) {
 	t.Helper()
-	b := harness.JSON(t, call)
-	q, err := http.NewRequest(http.MethodPost, url, bytes.NewReader(b))
-	check.Must(t, err)
-	q.Header.Set("Content-Type", "application/json")
+	var headers []string
 	if token != "" {
-		q.Header.Set("Authorization", "Bearer "+token)
+		headers = []string{"Authorization", "Bearer " + token}
 	}
-	r, err := client.Do(q)
+	status, answer, _, err := exchange(t.Context(), client, http.MethodPost, url, call, headers...)
 	check.Must(t, err)
-	defer r.Body.Close()
-	var answer bytes.Buffer
-	_, err = answer.ReadFrom(r.Body)
-	check.Must(t, err)
-	return r.StatusCode, answer.Bytes()
+	return status, answer
 }
 
 func TestTokens(t *testing.T) {
