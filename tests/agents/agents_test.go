@@ -27,13 +27,10 @@ open("plot.png", "wb").write(bytes.fromhex("89504e470d0a1a0a0000000d494844520000
 // block returns the first code block below a heading in bold in docs/guides/agents.md.
 func block(t *testing.T, heading string) string {
 	t.Helper()
-	text, err := os.ReadFile("../../docs/guides/agents.md")
-	check.Must(t, err)
+	text := harness.ReadFile(t, "../../docs/guides/agents.md")
 	_, rest, ok := strings.Cut(string(text), "**"+heading+"**")
 	found := regexp.MustCompile("(?s)\n```[a-z]*\n(.*?)```|\n\n    (.*?)\n").FindStringSubmatch(rest)
-	if !ok || found == nil {
-		t.Fatalf("agents.md has nothing on %s", heading)
-	}
+	check.Require(t, ok && found != nil, "agents.md has nothing on %s", heading)
 	return found[1] + found[2]
 }
 
@@ -78,9 +75,7 @@ func (p *place) run(command string) string {
 	cmd := exec.CommandContext(ctx, "sh", "-c", "cd \"$HOME/project\" && "+command+"")
 	cmd.Env, cmd.WaitDelay = p.env, time.Second
 	out, err := cmd.CombinedOutput()
-	if err != nil {
-		p.t.Errorf("%s: %v\n%s", command, err, out)
-	}
+	check.That(p.t, err == nil, "%s: %v\n%s", command, err, out)
 	return string(out)
 }
 
@@ -88,9 +83,7 @@ func (p *place) run(command string) string {
 func program(t *testing.T, name string) string {
 	t.Helper()
 	dir := os.Getenv("SBXRUN_AGENTS")
-	if dir == "" {
-		t.Fatal("run internal/setup/agents.sh, which sets SBXRUN_AGENTS")
-	}
+	check.Require(t, dir != "", "run internal/setup/agents.sh, which sets SBXRUN_AGENTS")
 	return filepath.Join(dir, "node_modules/.bin", name)
 }
 
@@ -141,18 +134,12 @@ func (m *model) check(t *testing.T, printed string) {
 	t.Helper()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if len(m.results) == 0 {
-		t.Fatalf("the model has got no result: %s\n%s", strings.Join(m.log, "\n"), printed)
-	}
+	check.Require(t, len(m.results) != 0, "the model has got no result: %s\n%s", strings.Join(m.log, "\n"), printed)
 	got := m.results[0]
 	for _, want := range []string{"computed in sandbox 42", pixel} {
-		if !strings.Contains(got, want) {
-			t.Errorf("the model has not got %q: %.20000s", want, got)
-		}
+		check.That(t, strings.Contains(got, want), "the model has not got %q: %.20000s", want, got)
 	}
-	if !strings.Contains(printed, final) {
-		t.Errorf("the agent printed %s", printed)
-	}
+	check.That(t, strings.Contains(printed, final), "the agent printed %s", printed)
 	if dir := os.Getenv("SBXRUN_AGENTS_DUMP"); dir != "" {
 		_ = os.WriteFile(filepath.Join(dir, t.Name()), []byte(strings.Join(m.log, "\n")+"\n"+got+"\n"+printed), 0o600)
 	}

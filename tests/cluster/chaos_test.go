@@ -2,11 +2,9 @@ package cluster
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -107,31 +105,17 @@ func (g *gateway) do(ctx context.Context, method, path string, body, into any, h
 	if body != nil {
 		text, _ = json.Marshal(body)
 	}
-	q, err := http.NewRequestWithContext(ctx, method, "http://sbxrun"+path, bytes.NewReader(text))
-	if err != nil {
+	status, answer, err := g.raw(ctx, method, path, string(text), headers...)
+	switch {
+	case err != nil:
 		return 0, nil, err
-	}
-	q.Header.Set("Content-Type", "application/json")
-	for i := 0; i < len(headers); i += 2 {
-		q.Header.Set(headers[i], headers[i+1])
-	}
-	res, err := g.client.Do(q)
-	if err != nil {
-		return 0, nil, err
-	}
-	defer res.Body.Close()
-	answer, err := io.ReadAll(res.Body)
-	if err != nil {
-		return 0, nil, err
-	}
-	if res.StatusCode/100 != 2 {
+	case status/100 != 2:
 		e = &api.Error{}
-		return res.StatusCode, e, json.Unmarshal(answer, e)
+		return status, e, json.Unmarshal([]byte(answer), e)
+	case into == nil:
+		return status, nil, nil
 	}
-	if into == nil {
-		return res.StatusCode, nil, nil
-	}
-	return res.StatusCode, nil, json.Unmarshal(answer, into)
+	return status, nil, json.Unmarshal([]byte(answer), into)
 }
 
 // detached queues a call and waits for its end. All gateways report the same end.
@@ -508,14 +492,8 @@ func TestMajority(t *testing.T) {
 	}
 	const config = "[rooms]\nmin = 0\nmax = 0\n[tenant]\nconcurrency = %d\n[nats]\nreplicas = 3\n"
 	c := newCluster(t, urls, 2, 0, fmt.Sprintf(config, 0))
-	node := func(command, name string, concurrency int) *gateway {
-		socket := filepath.Join(c.dir, name+".sock")
-		return &gateway{
-			process: c.process(command, name, urls, fmt.Sprintf("listen = [\"unix:%s\"]\nstate_dir = %q\n"+config, socket, filepath.Join(c.dir, name), concurrency)),
-			client:  unixClient(socket),
-		}
-	}
-	g, bounded := node("gateway", "g", 1), node("serve", "bounded", 1) // with a limit for the tenant
+	limited := fmt.Sprintf(config, 1) // for the tenant
+	g, bounded := c.gateway("g", urls, limited), c.listener("serve", "bounded", urls, limited)
 	c.ready(g, 2)
 	keyed := func(key string) (int, string) {
 		status, text, err := g.keyed(t.Context(), key, api.Call{Argv: []string{"true"}})
@@ -597,10 +575,8 @@ func TestNATSAway(t *testing.T) {
 	s.Shutdown()
 	// The last requests may have been delivered, and wait for NATS.
 	harness.Until(t, harness.Bound, "the gateway to know", func() bool {
-		res, err := g.client.Get("http://sbxrun/readyz")
-		check.Must(t, err)
-		res.Body.Close()
-		return res.StatusCode == http.StatusServiceUnavailable
+		status, _ := g.ask(t, http.MethodGet, "/readyz", nil)
+		return status == http.StatusServiceUnavailable
 	})
 	began := time.Now()
 	for time.Since(began) < away {

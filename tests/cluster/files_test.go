@@ -87,15 +87,12 @@ func TestNamedNode(t *testing.T) {
 	t.Parallel()
 	o := runNATS(t)
 	c := &cluster{t: t, dir: harness.Dir(t)}
-	const config = "data_dir = %q\n[rooms]\nmin = 0\nmax = 0\n[tenant]\nconcurrency = 8\nvolumes = 4\n"
-	var own *gateway // listens on n0 itself
-	for _, name := range []string{"n0", "n1"} {
-		socket := filepath.Join(c.dir, name+".sock")
-		p := c.process("serve", name, url(o), fmt.Sprintf("listen = [\"unix:%s\"]\nstate_dir = %q\n"+config, socket, filepath.Join(c.dir, name), filepath.Join(c.dir, name+".data")))
-		if own == nil {
-			own = &gateway{process: p, socket: socket, client: unixClient(socket)}
-		}
+	node := func(name string) *gateway {
+		const config = "data_dir = %q\n[rooms]\nmin = 0\nmax = 0\n[tenant]\nconcurrency = 8\nvolumes = 4\n"
+		return c.listener("serve", name, url(o), fmt.Sprintf(config, filepath.Join(c.dir, name+".data")))
 	}
+	own := node("n0")
+	node("n1")
 	c.ready(own, 0)
 	status, e, err := own.call(t.Context(), "/v1/run", api.Call{Argv: []string{"true"}}, nil)
 	check.That(t, err == nil && status == http.StatusServiceUnavailable && !e.Started && strings.Contains(e.Failure.Message, "no gateway"), "%d %+v %v", status, e, err)

@@ -92,12 +92,7 @@ func TestSlowClient(t *testing.T) {
 	const first, lines, width = 1_000_000_000_000_00, 4 << 20, 16 // 64 MiB
 	call := api.Call{Argv: []string{"seq", fmt.Sprint(first), fmt.Sprint(first + lines - 1)}, TimeoutMS: 200_000}
 	call.Limits.MaxOutput = lines * width
-	body := harness.JSON(t, call)
-	q, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://sbxrun/v1/run?stream=1", bytes.NewReader(body))
-	check.Must(t, err)
-	q.Header.Set("Content-Type", "application/json")
-	q.Header.Set("Accept", "application/x-ndjson")
-	r, err := g.client.Do(q)
+	r, err := g.send(t.Context(), http.MethodPost, "/v1/run?stream=1", string(harness.JSON(t, call)), "Accept", "application/x-ndjson")
 	check.Must(t, err)
 	defer r.Body.Close()
 	stuck := 0

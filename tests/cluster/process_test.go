@@ -93,8 +93,15 @@ func newCluster(t *testing.T, url string, nodes, gateways int, config string) *c
 
 func (c *cluster) gateway(name, url, config string) *gateway {
 	c.t.Helper()
+	return c.listener("gateway", name, url, config)
+}
+
+// listener starts a gateway, or a node that listens itself.
+func (c *cluster) listener(command, name, url, config string) *gateway {
+	c.t.Helper()
 	socket := filepath.Join(c.dir, name+".sock")
-	return &gateway{socket: socket, client: unixClient(socket), process: c.process("gateway", name, url, "listen = [\"unix:"+socket+"\"]\n"+config)}
+	config = fmt.Sprintf("listen = [\"unix:%s\"]\nstate_dir = %q\n%s", socket, filepath.Join(c.dir, name), config)
+	return &gateway{socket: socket, client: unixClient(socket), process: c.process(command, name, url, config)}
 }
 
 // unixClient returns a client with a timeout, so that a test fails with details instead of hanging.

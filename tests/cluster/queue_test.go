@@ -37,17 +37,22 @@ func (g *gateway) ask(t *testing.T, method, path string, into any) (status int, 
 	return status, text
 }
 
-// raw sends a request and returns the text of the response.
-func (g *gateway) raw(ctx context.Context, method, path, body string, headers ...string) (status int, text string, err error) {
+// send sends a request with JSON, unless the headers have another type.
+func (g *gateway) send(ctx context.Context, method, path, body string, headers ...string) (*http.Response, error) {
 	q, err := http.NewRequestWithContext(ctx, method, "http://sbxrun"+path, strings.NewReader(body))
 	if err != nil {
-		return 0, "", err
+		return nil, err
 	}
 	q.Header.Set("Content-Type", "application/json")
 	for i := 0; i < len(headers); i += 2 {
 		q.Header.Set(headers[i], headers[i+1])
 	}
-	res, err := g.client.Do(q)
+	return g.client.Do(q)
+}
+
+// raw sends a request and returns the text of the response.
+func (g *gateway) raw(ctx context.Context, method, path, body string, headers ...string) (status int, text string, err error) {
+	res, err := g.send(ctx, method, path, body, headers...)
 	if err != nil {
 		return 0, "", err
 	}

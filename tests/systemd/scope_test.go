@@ -25,16 +25,12 @@ const hog = "x = bytearray(200 << 20); print(len(x))"
 // scope is left.
 func session(t *testing.T) {
 	t.Helper()
-	data, err := os.ReadFile("/proc/self/cgroup")
-	check.Must(t, err)
+	data := harness.ReadFile(t, "/proc/self/cgroup")
 	own := "/sys/fs/cgroup" + strings.TrimPrefix(strings.TrimSpace(string(data)), "0::")
-	if !strings.Contains(own, "/session-") {
-		t.Fatalf("not in a session of systemd's: %s", own)
-	}
+	check.Require(t, strings.Contains(own, "/session-"), "not in a session of systemd's: %s", own)
 	for _, dir := range []string{own, filepath.Dir(own)} {
-		if err := os.Mkdir(filepath.Join(dir, "mine"), 0o755); !errors.Is(err, unix.EACCES) {
-			t.Fatalf("a cgroup can be made in %s: %v", dir, err)
-		}
+		err := os.Mkdir(filepath.Join(dir, "mine"), 0o755)
+		check.Require(t, errors.Is(err, unix.EACCES), "a cgroup can be made in %s: %v", dir, err)
 	}
 	t.Cleanup(func() {
 		harness.Until(t, 20*time.Second, "systemd has collected the scopes", func() bool { return len(scopes(t)) == 0 })
@@ -59,9 +55,7 @@ func enforced(t *testing.T, r *harness.Report, name string) (hit bool) {
 	t.Helper()
 	for _, l := range r.Limits {
 		if l.Name == name {
-			if !l.Enforced || !strings.HasPrefix(l.Mechanism, "cgroup v2 ") {
-				t.Errorf("%s is not enforced by cgroup v2: %s", name, r.Raw())
-			}
+			check.That(t, l.Enforced && strings.HasPrefix(l.Mechanism, "cgroup v2 "), "%s is not enforced by cgroup v2: %s", name, r.Raw())
 			return l.Hit
 		}
 	}
@@ -79,14 +73,10 @@ func TestRun(t *testing.T) {
 	}
 	r = harness.Run(t, harness.Options{}, "--memory", "64M", "python3", "-c", hog)
 	r.Expect(t, 137, "oom")
-	if !enforced(t, r.Report, "memory") || len(r.Stdout) != 0 {
-		t.Errorf("stdout %q, %s", r.Stdout, r.Report.Raw())
-	}
+	check.That(t, enforced(t, r.Report, "memory") && len(r.Stdout) == 0, "stdout %q, %s", r.Stdout, r.Report.Raw())
 	r = harness.Run(t, harness.Options{}, "--pids", "32", "--timeout", "5", "bash", "-c", ":(){ :|:& };: ; sleep 60")
 	r.Expect(t, 124, "timeout")
-	if !enforced(t, r.Report, "pids") {
-		t.Errorf("the bound was not hit: %s", r.Report.Raw())
-	}
+	check.That(t, enforced(t, r.Report, "pids"), "the bound was not hit: %s", r.Report.Raw())
 }
 
 // systemd removes the scope, whichever process is killed.
@@ -94,9 +84,7 @@ func TestKilled(t *testing.T) {
 	session(t)
 	p := harness.Start(t, harness.Options{}, "--memory", "64M", "sh", "-c", "echo up; sleep 300")
 	p.WaitOutput("up\n")
-	if len(scopes(t)) == 0 {
-		t.Error("there is no scope")
-	}
+	check.That(t, len(scopes(t)) != 0, "there is no scope")
 	p.Kill()
 	p.Wait()
 }
@@ -108,15 +96,11 @@ func TestSandbox(t *testing.T) {
 	b := s.Sandbox(harness.Options{}, "--memory", "256M", "--pids", "40")
 	r := b.Exec(harness.Options{}, []string{"--memory", "32M"}, "python3", "-c", hog)
 	r.Expect(t, 137, "oom")
-	if !enforced(t, r.Report, "memory") {
-		t.Errorf("%s", r.Report.Raw())
-	}
+	check.That(t, enforced(t, r.Report, "memory"), "%s", r.Report.Raw())
 	b.Alive()
 	r = b.Exec(harness.Options{}, []string{"--pids", "12"}, "true")
 	r.Expect(t, 0, "exited")
 	enforced(t, r.Report, "pids")
-	if k := s.Run("kill", b.ID); k.ExitCode != 0 {
-		t.Errorf("kill: %d, %s", k.ExitCode, k.Stderr)
-	}
+	s.Run("kill", b.ID).Exits(t, 0)
 	b.Ended()
 }
