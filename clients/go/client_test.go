@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io"
 	"math"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -72,9 +71,7 @@ func TestLongest(t *testing.T) {
 
 // Only what may have been sent is Lost; and the client's own bound is not the caller's cancellation.
 func TestBound(t *testing.T) {
-	silent, err := net.Listen("tcp", "127.0.0.1:0") // it accepts no one, and the kernel connects
-	check.Must(t, err)
-	defer silent.Close()
+	silent := harness.Listen(t) // it accepts no one, and the kernel connects
 	half := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body) // only then is it noticed that the client leaves
 		_, _ = io.WriteString(w, "{")

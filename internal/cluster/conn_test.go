@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io"
 	"math/rand/v2"
-	"net"
 	"os"
 	"strings"
 	"sync"
@@ -114,6 +113,17 @@ func pair(t *testing.T, bus *fakeBus) (dials, accepts *Transport, alive *sync.Ma
 	return dials, accepts, alive
 }
 
+// connect opens a connection from one transport to another, and writes a byte.
+func connect(t *testing.T, dials, accepts *Transport) (c, other *Conn) {
+	t.Helper()
+	c = dials.Dial("node.n.1")
+	_, err := c.Write([]byte("x"))
+	check.Must(t, err)
+	far, err := accepts.Accept()
+	check.Must(t, err)
+	return c, far.(*Conn)
+}
+
 // bounded fails a test that hangs.
 func bounded(t *testing.T, do func()) {
 	t.Helper()
@@ -218,11 +228,7 @@ func TestNobody(t *testing.T) {
 	_, _ = c.Write([]byte("x")) // delivered or not is not known yet
 	_, err := c.Read(make([]byte, 1))
 	check.That(t, errors.Is(err, ErrUnreachable), "%v", err)
-	heard := dials.Dial("node.n.1")
-	_, err = heard.Write([]byte("x"))
-	check.Must(t, err)
-	_, err = accepts.Accept()
-	check.Must(t, err)
+	heard, _ := connect(t, dials, accepts)
 	alive.Store("node.n.1", true) // is gone
 	bounded(t, func() {
 		_, err := heard.Read(make([]byte, 1))
@@ -261,12 +267,8 @@ func TestRefused(t *testing.T) {
 func TestLeaving(t *testing.T) {
 	t.Parallel()
 	dials, accepts, _ := pair(t, &fakeBus{})
-	c := dials.Dial("node.n.1")
-	_, err := c.Write([]byte("x"))
-	check.Must(t, err)
-	other, err := accepts.Accept()
-	check.Must(t, err)
-	_, err = other.Read(make([]byte, 1))
+	c, other := connect(t, dials, accepts)
+	_, err := other.Read(make([]byte, 1))
 	check.Must(t, err)
 	c.Abort(context.Canceled)
 	bounded(t, func() {
@@ -283,11 +285,7 @@ func TestName(t *testing.T) {
 	t.Parallel()
 	bus := &fakeBus{}
 	dials, accepts, _ := pair(t, bus)
-	c := dials.Dial("node.n.1")
-	_, err := c.Write([]byte("x"))
-	check.Must(t, err)
-	other, err := accepts.Accept()
-	check.Must(t, err)
+	c, other := connect(t, dials, accepts)
 	for _, forged := range []struct{ subject, reply string }{
 		{"gateway.g.1.thief." + c.id, "node.n.1.g." + c.id},
 		{"node.n.1.thief." + c.id, "gateway.g.1.n." + c.id},
@@ -297,7 +295,7 @@ func TestName(t *testing.T) {
 			check.Must(t, bus.Publish(forged.subject, forged.reply, f.append(nil)))
 		}
 	}
-	_, err = c.Write([]byte("y"))
+	_, err := c.Write([]byte("y"))
 	check.Must(t, err)
 	bounded(t, func() {
 		text := make([]byte, 2)
@@ -313,13 +311,9 @@ func TestLeavingUnheard(t *testing.T) {
 	var lost atomic.Bool
 	bus := &fakeBus{lose: func(data []byte) bool { return data[0]&resets != 0 && lost.CompareAndSwap(false, true) }}
 	dials, accepts, _ := pair(t, bus)
-	c := dials.Dial("node.n.1")
-	_, err := c.Write([]byte("x"))
-	check.Must(t, err)
-	other, err := accepts.Accept()
-	check.Must(t, err)
+	c, other := connect(t, dials, accepts)
 	c.Abort(context.Canceled)
-	other.(*Conn).tick(time.Now().Add(2*lostAfter), true)
+	other.tick(time.Now().Add(2*lostAfter), true)
 	bounded(t, func() {
 		text, err := io.ReadAll(other)
 		check.That(t, err != nil, "%q", text)
@@ -331,15 +325,11 @@ func TestLeavingUnheard(t *testing.T) {
 func TestLastResponse(t *testing.T) {
 	t.Parallel()
 	dials, accepts, alive := pair(t, &fakeBus{})
-	c := dials.Dial("node.n.1")
-	_, err := c.Write([]byte("x"))
-	check.Must(t, err)
-	other, err := accepts.Accept()
-	check.Must(t, err)
+	c, other := connect(t, dials, accepts)
 	gone := time.Now().Add(time.Minute)
 	c.tick(gone, false)
 	alive.Store("node.n.1", true) // is gone, also for the transport's own ticks
-	_, err = other.Write([]byte("y"))
+	_, err := other.Write([]byte("y"))
 	check.Must(t, err)
 	bounded(t, func() {
 		text := make([]byte, 1)
@@ -360,14 +350,9 @@ func TestCutOff(t *testing.T) {
 	var cut atomic.Bool
 	bus := &fakeBus{lose: func(data []byte) bool { return cut.Load() && data[0]&opens == 0 }}
 	dials, accepts, _ := pair(t, bus)
-	dial := func() (c *Conn, other net.Conn) {
+	dial := func() (c, other *Conn) {
 		cut.Store(true) // the beginning arrives, and no answer
-		c = dials.Dial("node.n.1")
-		_, err := c.Write([]byte("x"))
-		if err == nil {
-			other, err = accepts.Accept()
-		}
-		check.Must(t, err)
+		c, other = connect(t, dials, accepts)
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.lastIn = c.lastIn.Add(-3 * time.Minute)
@@ -387,7 +372,7 @@ func TestCutOff(t *testing.T) {
 	other.Close()
 
 	c, other = dial()
-	other.(*Conn).Abort(ErrLost)
+	other.Abort(ErrLost)
 	accepts.expire(time.Now().Add(3 * time.Minute))
 	cut.Store(false)
 	bounded(t, func() {

@@ -44,9 +44,7 @@ func TestUnreachable(t *testing.T) {
 // hung is a NATS server that accepts connections, and responds only for a moment. It reports each connection.
 func hung(t *testing.T, each func(net.Conn)) (url string) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	check.Must(t, err)
-	t.Cleanup(func() { l.Close() })
+	l := harness.Listen(t)
 	go func() {
 		for {
 			c, err := l.Accept()

@@ -15,7 +15,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -26,6 +25,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 	tr "github.com/sbxrun/sbxrun/internal/tree"
 	"github.com/sbxrun/sbxrun/tests/check"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // laid creates a layer and an original as overlayfs would have them.
@@ -234,26 +234,15 @@ func TestApplyRace(t *testing.T) {
 		check.Must(t, os.Symlink(outside, filepath.Join(dir, ".evil")))
 	}
 	list, _ := lines(t, tree)
-	var over atomic.Bool
-	stopped := make(chan struct{})
-	go func() {
-		defer close(stopped)
-		for !over.Load() {
-			for _, dir := range []string{layer, source} {
-				fd, err := unix.Open(dir, unix.O_PATH|unix.O_CLOEXEC, 0)
-				if err != nil {
-					continue
-				}
-				_ = unix.Renameat2(fd, "d", fd, ".evil", unix.RENAME_EXCHANGE)
-				unix.Close(fd)
-			}
+	stop := harness.Meanwhile(func() {
+		for _, dir := range []string{layer, source} {
+			_ = unix.Renameat2(unix.AT_FDCWD, dir+"/d", unix.AT_FDCWD, dir+"/.evil", unix.RENAME_EXCHANGE)
 		}
-	}()
+	})
 	for range 200 {
 		_, _ = tree.Apply(context.Background(), list, Options{Delete: true, Force: true})
 	}
-	over.Store(true)
-	<-stopped
+	stop()
 	nothingOutside(t, source)
 }
 
@@ -569,20 +558,14 @@ func TestApplyExchange(t *testing.T) {
 	check.Must(t, err)
 	defer keep.Close()
 	list, _ := lines(t, tree)
-	var over atomic.Bool
-	stopped := make(chan struct{})
-	go func() {
-		defer close(stopped)
-		for !over.Load() {
-			_ = unix.Renameat2(unix.AT_FDCWD, source+"/d", unix.AT_FDCWD, source+"/keep", unix.RENAME_EXCHANGE)
-		}
-	}()
+	stop := harness.Meanwhile(func() {
+		_ = unix.Renameat2(unix.AT_FDCWD, source+"/d", unix.AT_FDCWD, source+"/keep", unix.RENAME_EXCHANGE)
+	})
 	for range 100 {
 		_, err := tree.Apply(context.Background(), list, Options{})
 		check.That(t, err == nil || strings.Contains(err.Error(), "was replaced"), "%v", err)
 	}
-	over.Store(true)
-	<-stopped
+	stop()
 	names, err := keep.Readdirnames(-1)
 	check.That(t, err == nil && len(names) == 0, "written to another directory: %q, %v", names, err)
 	nothingOutside(t, source)

@@ -22,9 +22,7 @@ import (
 // tcpPair returns the two ends of a connection.
 func tcpPair(t *testing.T) (client, server *net.TCPConn) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	check.Must(t, err)
-	defer l.Close()
+	l := harness.Listen(t)
 	c, err := net.Dial("tcp", l.Addr().String())
 	check.Must(t, err)
 	s, err := l.Accept()
@@ -36,6 +34,16 @@ func tcpPair(t *testing.T) (client, server *net.TCPConn) {
 	return c.(*net.TCPConn), s.(*net.TCPConn)
 }
 
+// accepted returns the next connection to a listener.
+func accepted(t *testing.T, l net.Listener) net.Conn {
+	t.Helper()
+	c, err := l.Accept()
+	check.Must(t, err)
+	t.Cleanup(func() { c.Close() })
+	_ = c.SetDeadline(time.Now().Add(time.Minute))
+	return c
+}
+
 func init() { endBound = harness.Scaled(endBound) }
 
 // Idle connections of the proxy and of published ports are closed on both sides, whatever they wait for.
@@ -43,13 +51,7 @@ func init() { endBound = harness.Scaled(endBound) }
 func TestIdle(t *testing.T) {
 	t.Parallel()
 	idle := harness.Deadline(3 * time.Second) // a busy machine may not run the active connections for a while
-	listen := func() net.Listener {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		check.Must(t, err)
-		t.Cleanup(func() { l.Close() })
-		return l
-	}
-	hosts, proxy, port := listen(), listen(), listen()
+	hosts, proxy, port := harness.Listen(t), harness.Listen(t), harness.Listen(t)
 	address := hosts.Addr().String()
 	p := &process{server: newServer(listing(t, address, nil))}
 	defer p.server.end()
@@ -64,11 +66,8 @@ func TestIdle(t *testing.T) {
 			request, status = "CONNECT "+address+" HTTP/1.1\r\n\r\n", []int{http.StatusOK}
 		}
 		conn, _ := get(t, by.Addr().String(), request+"\x01", status...)
-		up, err := hosts.Accept()
-		check.Must(t, err)
-		t.Cleanup(func() { up.Close() })
-		_ = up.SetDeadline(time.Now().Add(time.Minute))
-		_, err = io.ReadFull(up, make([]byte, 1))
+		up := accepted(t, hosts)
+		_, err := io.ReadFull(up, make([]byte, 1))
 		check.Must(t, err)
 		return conn.(*net.TCPConn), up.(*net.TCPConn)
 	}
@@ -214,8 +213,7 @@ func TestEnd(t *testing.T) {
 	p := &process{control: theirs, server: newServer(r)}
 	p.ask.control, p.ask.replies, p.ask.pool = theirs, make(chan reply), []int{freeSocket(t)}
 	listen := func(want network.Listener) (address string) {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		check.Must(t, err)
+		l := harness.Listen(t)
 		p.listeners = append(p.listeners, l)
 		go p.handler(want, l)()
 		return l.Addr().String()

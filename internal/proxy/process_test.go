@@ -11,6 +11,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/network"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/tests/check"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // controls returns the two ends of a proxy's socket to sbxrun.
@@ -99,9 +100,7 @@ func TestEarlyClients(t *testing.T) {
 	var ports []network.Listener
 	var fds []int
 	for range 20 {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		check.Must(t, err)
-		defer l.Close()
+		l := harness.Listen(t)
 		c, err := net.Dial("tcp", l.Addr().String())
 		check.Must(t, err)
 		defer c.Close()

@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/tests/check"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // echConfigs returns an ECHConfigList (RFC 9849, 4) with a public name.
@@ -99,17 +100,11 @@ func record(kind byte, body []byte) []byte {
 // however it arrives.
 func TestSecondHello(t *testing.T) {
 	t.Parallel()
-	host, err := net.Listen("tcp", "127.0.0.1:0")
-	check.Must(t, err)
-	defer host.Close()
+	host := harness.Listen(t)
 	port := host.Addr().(*net.TCPAddr).Port
 	name := fmt.Sprintf("www.example.org:%d", port)
 	s := newServer(listing(t, fmt.Sprintf("%s,127.0.0.1:%d", name, port), map[string]string{"www.example.org": "127.0.0.1"}))
-	defer s.end()
-	proxy, err := net.Listen("tcp", "127.0.0.1:0")
-	check.Must(t, err)
-	defer proxy.Close()
-	go s.serve(proxy)
+	proxy := serve(t, s)
 
 	const ccs, alert, handshake, data = 20, 21, 22, 23
 	good, bad := helloFor("www.example.org"), helloFor("other.example.org")
@@ -140,12 +135,10 @@ func TestSecondHello(t *testing.T) {
 		{"no TLS", good, []byte("220 ready"), []byte("x"), []byte("x"), false},
 	} {
 		before := s.counts.of(ofHost, name).refused.Load()
-		c, b := get(t, proxy.Addr().String(), "CONNECT "+name+" HTTP/1.1\r\n\r\n"+string(tt.first), http.StatusOK)
-		up, err := host.Accept()
-		check.Must(t, err)
-		_ = up.SetDeadline(time.Now().Add(time.Minute))
+		c, b := get(t, proxy, "CONNECT "+name+" HTTP/1.1\r\n\r\n"+string(tt.first), http.StatusOK)
+		up := accepted(t, host)
 		first := make([]byte, len(good))
-		_, err = io.ReadFull(up, first)
+		_, err := io.ReadFull(up, first)
 		check.That(t, err == nil && bytes.Equal(first, good), "%s: the first is %x, %v", tt.what, first, err)
 		_, err = up.Write(tt.answer)
 		check.OK(t, err)
@@ -161,12 +154,8 @@ func TestSecondHello(t *testing.T) {
 		refused := s.counts.of(ofHost, name).refused.Load() > before
 		check.That(t, refused == tt.refused, "%s: refused: %v", tt.what, refused)
 	}
-	get(t, proxy.Addr().String(), "CONNECT "+name+" HTTP/1.1\r\n\r\n"+string(both), http.StatusOK)
-	up, err := host.Accept()
-	check.Must(t, err)
-	defer up.Close()
-	_ = up.SetDeadline(time.Now().Add(time.Minute))
-	got, _ := io.ReadAll(up)
+	get(t, proxy, "CONNECT "+name+" HTTP/1.1\r\n\r\n"+string(both), http.StatusOK)
+	got, _ := io.ReadAll(accepted(t, host))
 	check.That(t, len(got) == 0, "two in the first record: the host got %x", got)
 }
 
@@ -174,18 +163,12 @@ func TestSecondHello(t *testing.T) {
 // could address another host.
 func TestSpeaksFirst(t *testing.T) {
 	t.Parallel()
-	host, err := net.Listen("tcp", "127.0.0.1:0")
-	check.Must(t, err)
-	defer host.Close()
+	host := harness.Listen(t)
 	address := host.Addr().String()
 	port := host.Addr().(*net.TCPAddr).Port
 	name := fmt.Sprintf("www.example.org:%d", port)
 	s := newServer(listing(t, name+","+address, map[string]string{"www.example.org": "127.0.0.1"}))
-	defer s.end()
-	proxy, err := net.Listen("tcp", "127.0.0.1:0")
-	check.Must(t, err)
-	defer proxy.Close()
-	go s.serve(proxy)
+	proxy := serve(t, s)
 	for _, tt := range []struct {
 		says, to, begin string
 		refused         bool
@@ -198,10 +181,9 @@ func TestSpeaksFirst(t *testing.T) {
 		{"220 it speaks first\r\n", name, "", false},
 	} {
 		before := s.counts.of(ofHost, tt.to).refused.Load()
-		c, b := get(t, proxy.Addr().String(), "CONNECT "+tt.to+" HTTP/1.1\r\n\r\n"+tt.begin, http.StatusOK)
-		up, err := host.Accept()
-		check.Must(t, err)
-		_, err = io.WriteString(up, tt.says)
+		c, b := get(t, proxy, "CONNECT "+tt.to+" HTTP/1.1\r\n\r\n"+tt.begin, http.StatusOK)
+		up := accepted(t, host)
+		_, err := io.WriteString(up, tt.says)
 		check.Must(t, err)
 		got := make([]byte, len(tt.says))
 		n, _ := io.ReadFull(b, got) // fails if it is closed

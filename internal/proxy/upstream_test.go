@@ -66,19 +66,12 @@ func TestUpstream(t *testing.T) {
 	proxy := httptest.NewServer(upstream)
 	defer proxy.Close()
 	url := strings.Replace(proxy.URL, "http://", "http://user:secret@", 1)
-	serve := func(env network.Upstream) string {
+	behind := func(env network.Upstream) string {
 		s := newServer(listing(t, "a.example.org:443,a.example.org:80,direct.example.org:"+address[strings.LastIndex(address, ":")+1:]+","+address, map[string]string{"direct.example.org": "127.0.0.1"}))
 		var err error
 		s.upstream, err = newUpstream(&env)
 		check.Must(t, err)
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		check.Must(t, err)
-		go s.serve(l)
-		t.Cleanup(func() {
-			l.Close()
-			s.end()
-		})
-		return l.Addr().String()
+		return serve(t, s)
 	}
 	body := func(b *bufio.Reader) string {
 		t.Helper()
@@ -87,7 +80,7 @@ func TestUpstream(t *testing.T) {
 		text := harness.ReadAll(t, r.Body)
 		return string(text)
 	}
-	at := serve(network.Upstream{HTTP: url, HTTPS: url})
+	at := behind(network.Upstream{HTTP: url, HTTPS: url})
 	_, b := get(t, at, "CONNECT a.example.org:443 HTTP/1.1\r\n\r\nGET / HTTP/1.1\r\nHost: a.example.org\r\n\r\n", http.StatusOK)
 	check.Equal(t, body(b), "from a.example.org", "in a tunnel")
 	_, b = get(t, at, "GET http://a.example.org/x HTTP/1.1\r\nHost: a.example.org\r\n\r\n")
@@ -99,7 +92,7 @@ func TestUpstream(t *testing.T) {
 	want := "CONNECT a.example.org:443,GET http://a.example.org/x,CONNECT a.example.org:80"
 	check.Equal(t, strings.Join(upstream.asked, ","), want, "the proxy was asked for")
 	direct := strings.Replace(address, "127.0.0.1", "direct.example.org", 1)
-	at = serve(network.Upstream{HTTP: url, HTTPS: url, No: "direct.example.org"})
+	at = behind(network.Upstream{HTTP: url, HTTPS: url, No: "direct.example.org"})
 	_, b = get(t, at, "GET http://"+direct+"/ HTTP/1.1\r\nHost: "+direct+"\r\n\r\n")
 	check.Equal(t, body(b), "from "+direct, "in no_proxy")
 	check.That(t, len(upstream.asked) == 3, "the proxy was asked for a host in no_proxy")
@@ -112,9 +105,7 @@ func TestUpstream(t *testing.T) {
 // An address that does not respond delays a connection only for a moment (RFC 8305).
 func TestHappyEyeballs(t *testing.T) {
 	t.Parallel()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	check.Must(t, err)
-	defer l.Close()
+	l := harness.Listen(t)
 	port := l.Addr().(*net.TCPAddr).AddrPort().Port()
 	s := newServer(listing(t, "example.org", nil))
 	defer s.end()

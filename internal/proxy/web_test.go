@@ -13,19 +13,21 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/tests/check"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// serving starts a proxy and returns its address.
+// serving starts a proxy with rules and returns its address.
 func serving(t *testing.T, r *rules) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	check.Must(t, err)
-	s := newServer(r)
+	return serve(t, newServer(r))
+}
+
+// serve starts a proxy and returns its address.
+func serve(t *testing.T, s *server) string {
+	t.Helper()
+	t.Cleanup(s.end)
+	l := harness.Listen(t) // closed before
 	go s.serve(l)
-	t.Cleanup(func() {
-		l.Close()
-		s.end()
-	})
 	return l.Addr().String()
 }
 
@@ -177,18 +179,13 @@ func TestNoVersion(t *testing.T) {
 	const other = "GET / HTTP/1.1\r\nHost: other.example.org\r\n\r\n"
 	for _, line := range []string{"\x00" + other, strings.Repeat("\x00", 100) + other, "\xef\xbb\xbf" + other, "\x1c" + other, "GET http://other.example.org/\r\n", "GET http://other.example.org/ \r\n", "GET /\r\nHost: other.example.org\r\n\r\n", "get / x\n",
 		"PROXY TCP4 192.0.2.1 192.0.2.2 1 80\r\n" + other, "\r\n\r\n\x00\r\nQUIT\n!\x11\x00\x00" + other} {
-		host, err := net.Listen("tcp", "127.0.0.1:0")
-		check.Must(t, err)
-		defer host.Close()
+		host := harness.Listen(t)
 		address := host.Addr().String()
 		c, b := get(t, serving(t, listing(t, address, nil)), "CONNECT "+address+" HTTP/1.1\r\n\r\n"+line[:1], http.StatusOK)
 		for i := 1; i < len(line); i++ { // byte by byte
 			_, _ = io.WriteString(c, line[i:i+1]) // fails if it is refused already
 		}
-		up, err := host.Accept()
-		check.Must(t, err)
-		defer up.Close()
-		_ = up.SetDeadline(time.Now().Add(time.Minute))
+		up := accepted(t, host)
 		reached := make(chan []byte)
 		go func() {
 			var first [1]byte

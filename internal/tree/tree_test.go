@@ -19,6 +19,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/tests/check"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // opened opens a directory and returns a walk with generous bounds.
@@ -331,23 +332,14 @@ func TestFillHoles(t *testing.T) {
 	check.Must(t, err)
 	defer in.Close()
 	check.Must(t, in.Truncate(size))
-	var over atomic.Bool
-	stopped := make(chan struct{})
-	go func() {
-		defer close(stopped)
-		for !over.Load() {
-			for at := int64(0); at < size; at += piece {
-				_, _ = in.WriteAt([]byte("x"), at)
-			}
-			for at := int64(0); at < size; at += piece {
-				_ = unix.Fallocate(int(in.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, at, piece)
-			}
+	defer harness.Meanwhile(func() {
+		for at := int64(0); at < size; at += piece {
+			_, _ = in.WriteAt([]byte("x"), at)
 		}
-	}()
-	defer func() {
-		over.Store(true)
-		<-stopped
-	}()
+		for at := int64(0); at < size; at += piece {
+			_ = unix.Fallocate(int(in.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, at, piece)
+		}
+	})()
 	for range 100 {
 		from, err := os.Open(dir + "/in") // with its own offset
 		check.Must(t, err)

@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -13,6 +12,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/tests/check"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 func open(t *testing.T) *Store {
@@ -100,33 +100,30 @@ func TestListed(t *testing.T) {
 	v, err := s.Use("v", true, nil)
 	check.Must(t, err)
 	v.Close()
-	var over atomic.Bool
-	var all sync.WaitGroup
-	for range 2 {
-		all.Go(func() {
-			for !over.Load() {
-				_, err := s.List()
-				check.OK(t, err)
-				time.Sleep(time.Millisecond) // as often as anyone lists them
-			}
-		})
+	list := func() {
+		_, err := s.List()
+		check.OK(t, err)
+		time.Sleep(time.Millisecond) // as often as anyone lists them
 	}
-	defer all.Wait()
-	defer over.Store(true)
+	stops := []func(){harness.Meanwhile(list), harness.Meanwhile(list)}
+	for _, stop := range stops {
+		defer stop()
+	}
 	for i := range 300 {
 		v, err := s.Use("v", i%2 == 0, nil)
 		check.Require(t, err == nil, "%d: %v", i, err)
 		v.Close()
 	}
-	over.Store(true)
-	all.Wait()
+	for _, stop := range stops {
+		stop()
+	}
 	a, errA := s.Use("a", false, nil)
 	w, errW := s.Use("w", true, nil)
 	check.Must(t, errors.Join(errA, errW))
 	defer a.Close()
 	defer w.Close()
-	list, err := s.List()
-	check.That(t, err == nil && len(list) == 3 && list[0].Status == "read" && list[1].Status == "free" && list[2].Status == "written", "%+v %v", list, err)
+	all, err := s.List()
+	check.That(t, err == nil && len(all) == 3 && all[0].Status == "read" && all[1].Status == "free" && all[2].Status == "written", "%+v %v", all, err)
 }
 
 // A process that lists volumes slowly is waited for, while a volume in use is an error soon.

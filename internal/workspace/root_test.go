@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/tests/check"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // A path with ".." is found although files are being renamed all the time.
@@ -19,26 +20,11 @@ func TestOpenInsideRenames(t *testing.T) {
 	root, err := unix.Open(filepath.Join(dir, "root"), unix.O_PATH, 0)
 	check.Must(t, err)
 	defer unix.Close(root)
-	over, done := make(chan struct{}), make(chan struct{})
-	defer func() {
-		close(over)
-		<-done
-	}()
-	go func() {
-		defer close(done)
-		names := []string{filepath.Join(dir, "elsewhere/x"), filepath.Join(dir, "elsewhere/y")}
-		for i := 0; ; i++ {
-			select {
-			case <-over:
-				return
-			default:
-			}
-			if err := os.Rename(names[i%2], names[(i+1)%2]); err != nil {
-				t.Error(err)
-				return
-			}
-		}
-	}()
+	now, next := filepath.Join(dir, "elsewhere/x"), filepath.Join(dir, "elsewhere/y")
+	defer harness.Meanwhile(func() {
+		check.OK(t, os.Rename(now, next))
+		now, next = next, now
+	})()
 	for range 2000 {
 		fd, err := (&Root{fd: root}).open("a/b/../../a/../a/b", unix.O_RDONLY, 0)
 		check.Must(t, err)

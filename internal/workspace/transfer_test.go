@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -18,6 +17,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/safeopen"
 	"github.com/sbxrun/sbxrun/tests/check"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // places are roots that stand for a sandbox's and the host's, with a file next to them that neither may reach.
@@ -65,19 +65,16 @@ func TestTransferRaces(t *testing.T) {
 	inside, dir := places(t)
 	write(t, dir+"/box/t/d/f", "mine")
 	write(t, dir+"/box/t/f", "mine")
-	var over atomic.Bool
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		links := []string{dir, "../..", dir + "/secret"}
-		for i := 0; !over.Load(); i++ {
-			_ = os.Symlink(links[i%len(links)], dir+"/box/link")
-			for _, name := range []string{"t/d", "t/f", "new/d", "new/secret"} {
-				_ = unix.Renameat2(unix.AT_FDCWD, dir+"/box/link", unix.AT_FDCWD, dir+"/box/"+name, unix.RENAME_EXCHANGE)
-				_ = unix.Renameat2(unix.AT_FDCWD, dir+"/box/link", unix.AT_FDCWD, dir+"/box/"+name, unix.RENAME_EXCHANGE)
-			}
+	links := []string{dir, "../..", dir + "/secret"}
+	n := 0
+	stop := harness.Meanwhile(func() {
+		_ = os.Symlink(links[n%len(links)], dir+"/box/link")
+		for _, name := range []string{"t/d", "t/f", "new/d", "new/secret"} {
+			_ = unix.Renameat2(unix.AT_FDCWD, dir+"/box/link", unix.AT_FDCWD, dir+"/box/"+name, unix.RENAME_EXCHANGE)
+			_ = unix.Renameat2(unix.AT_FDCWD, dir+"/box/link", unix.AT_FDCWD, dir+"/box/"+name, unix.RENAME_EXCHANGE)
 		}
-	}()
+		n++
+	})
 	write(t, dir+"/host/new/d/secret", "theirs")
 	write(t, dir+"/host/new/secret", "theirs")
 	for i := range 60 {
@@ -93,8 +90,7 @@ func TestTransferRaces(t *testing.T) {
 		_ = carry(new(Transfer), outside(), dir+"/host/new", inside, "/")
 		_ = carry(new(Transfer), outside(), dir+"/host/new/d/.", inside, "/new/d")
 	}
-	over.Store(true)
-	<-done
+	stop()
 	b, err := os.ReadFile(dir + "/secret")
 	check.That(t, string(b) == "secret", "outside was written to: %q %v", b, err)
 	names, err := os.ReadDir(dir)

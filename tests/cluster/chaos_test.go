@@ -45,9 +45,7 @@ func threeNATS(t *testing.T) (all []*server.Options, urls string) {
 // accept calls each for every connection to a port, until the end of the test.
 func accept(t *testing.T, each func(net.Conn)) (port int) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	check.Must(t, err)
-	t.Cleanup(func() { l.Close() })
+	l := harness.Listen(t)
 	go func() {
 		for {
 			c, err := l.Accept()

@@ -2,11 +2,21 @@ package harness
 
 import (
 	"fmt"
+	"net"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/tests/check"
 )
+
+// Listen returns a listener on an unused port of 127.0.0.1, which is closed with the test.
+func Listen(t T) net.Listener {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	check.Must(t, err)
+	t.Cleanup(func() { l.Close() })
+	return l
+}
 
 // RefusingAddress returns a TCP address that refuses connections and that no other process can get until the end of
 // the test: a socket is bound to it and does not listen.

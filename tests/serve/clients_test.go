@@ -330,14 +330,10 @@ type fake struct {
 
 func newFake(t *testing.T, answers []string) *fake {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	check.Must(t, err)
-	f := &fake{listener: l}
 	var over sync.WaitGroup
-	t.Cleanup(func() {
-		l.Close()
-		over.Wait()
-	})
+	t.Cleanup(over.Wait)
+	l := harness.Listen(t) // closed before
+	f := &fake{listener: l}
 	over.Go(func() {
 		for {
 			c, err := l.Accept()

@@ -437,11 +437,9 @@ print("one period is", round(60 * math.pi), "pixels")
 func TestPagesOfOtherSites(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	check.Must(t, err)
 	var forwards sync.WaitGroup
 	t.Cleanup(forwards.Wait)
-	t.Cleanup(func() { l.Close() })
+	l := harness.Listen(t) // closed before
 	forwards.Go(func() {
 		for {
 			from, err := l.Accept()
