@@ -205,35 +205,6 @@ func TestReportPlaceThatCannotBe(t *testing.T) {
 	check.That(t, len(got) == 0, "left behind: %q", got)
 }
 
-// Nothing starts if the report's directory is not writable.
-func TestReportReadOnlyDirectory(t *testing.T) {
-	dir := shared(t)
-	check.Must(t, os.Chmod(dir, 0o755))
-	uid := uint32(0)
-	if os.Geteuid() == 0 {
-		uid = 65534 // root can write everywhere
-	} else if err := os.Chmod(dir, 0o555); err != nil {
-		t.Fatal(err)
-	}
-	_, stderr, code := sbxrun(t, sbxrunCommand(t, uid, "/", "--report", dir+"/r", "--workdir", "/tmp", "sh", "-c", "echo ran >&2"))
-	want := "sbxrun: error: cannot write the report to " + strconv.Quote(dir+"/r") + ": permission denied\n"
-	check.That(t, code == 125 && stderr == want, "code %d, stderr %q; want 125, %q", code, stderr, want)
-}
-
-// Nothing starts if the report would replace another user's file or link in a sticky directory such as /tmp.
-func TestReportSticky(t *testing.T) {
-	if os.Geteuid() != 0 {
-		return // only root can create another user's file
-	}
-	dir := shared(t)
-	check.Must(t, errors.Join(unix.Chmod(dir, 0o1777), os.WriteFile(dir+"/file", nil, 0o666), os.Symlink("file", dir+"/link")))
-	for _, name := range []string{"file", "link"} {
-		_, stderr, code := sbxrun(t, sbxrunCommand(t, 65534, "/", "--report", dir+"/"+name, "--workdir", "/tmp", "sh", "-c", "echo ran >&2"))
-		want := "sbxrun: error: cannot write the report to " + strconv.Quote(dir+"/"+name) + ": it belongs to another user, in a directory with the sticky bit; choose another name\n"
-		check.That(t, code == 125 && stderr == want, "code %d, stderr %q; want 125, %q", code, stderr, want)
-	}
-}
-
 // A failed write leaves no temporary file.
 func TestReportWriteFails(t *testing.T) {
 	rep, _ := report(t)

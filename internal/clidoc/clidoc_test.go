@@ -131,19 +131,6 @@ func TestManIsClean(t *testing.T) {
 	}
 }
 
-// Every installed shell accepts its completion file.
-func TestSyntax(t *testing.T) {
-	dir := "completions"
-	for file, shell := range map[string]string{"sbxrun.bash": "bash", "_sbxrun": "zsh", "sbxrun.fish": "fish"} {
-		if _, err := exec.LookPath(shell); err != nil {
-			t.Logf("no %s here: %s not checked", shell, file)
-			continue
-		}
-		out, err := exec.Command(shell, "-n", filepath.Join(dir, file)).CombinedOutput()
-		check.That(t, err == nil, "%s -n %s: %v\n%s", shell, file, err, out)
-	}
-}
-
 // TestReference checks that docs/reference/commands.md is up to date.
 func TestReference(t *testing.T) {
 	text := read(t, write(t, "reference"), "commands.md")

@@ -15,7 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/internal/snapshots"
 	"github.com/sbxrun/sbxrun/tests/check"
 )
 
@@ -38,15 +37,13 @@ func sparse(t testing.TB, name string, size int64) []byte {
 func TestSparse(t *testing.T) {
 	const size = 1 << 20
 	im := newImage(t, imageOptions{}, sparse(t, "a", size), sparse(t, "b", size), sparse(t, "c", size))
-	dir := filepath.Join(t.TempDir(), "snapshots")
-	s, err := snapshots.Open(dir)
-	check.Must(t, err)
-	defer s.Close()
-	_, err = Import(t.Context(), s, memory{im.raw(), im.blobs}, Options{MaxSize: 2 * size})
+	s := newStore(t)
+	_, err := Import(t.Context(), s, memory{im.raw(), im.blobs}, Options{MaxSize: 2 * size})
 	check.That(t, result.CodeOf(err) == "too-large", "%v", err)
 	empty(t, s)
 	m, err := Import(t.Context(), s, memory{im.raw(), im.blobs}, Options{MaxSize: 4 * size})
-	check.Must(t, err, os.RemoveAll(filepath.Join(dir, "trees")), os.Mkdir(filepath.Join(dir, "trees"), 0o700))
+	trees := filepath.Join(s.Path(), "trees")
+	check.Must(t, err, os.RemoveAll(trees), os.Mkdir(trees, 0o700))
 	check.Must(t, Unpack(t.Context(), s, m, nil))
 	var st unix.Stat_t
 	check.Must(t, unix.Stat(treeOf(t, s, m)+"/c", &st))
@@ -56,13 +53,10 @@ func TestSparse(t *testing.T) {
 // An invalid image leaves no unpacked layers.
 func TestDroppedTrees(t *testing.T) {
 	im := newImage(t, imageOptions{}, tarOf(t, entry{name: "f", body: "x"}), tarOf(t, entry{name: "../f", body: "x"}))
-	dir := filepath.Join(t.TempDir(), "snapshots")
-	s, err := snapshots.Open(dir)
-	check.Must(t, err)
-	defer s.Close()
-	_, err = Import(t.Context(), s, memory{im.raw(), im.blobs}, Options{})
+	s := newStore(t)
+	_, err := Import(t.Context(), s, memory{im.raw(), im.blobs}, Options{})
 	check.Require(t, result.CodeOf(err) == "damaged", "%v", err)
-	left, err := os.ReadDir(filepath.Join(dir, "trees"))
+	left, err := os.ReadDir(filepath.Join(s.Path(), "trees"))
 	check.That(t, err == nil && len(left) == 0, "left: %v, %v", left, err)
 }
 

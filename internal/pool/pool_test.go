@@ -31,6 +31,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
+func TestMain(m *testing.M) { harness.Main(m) }
+
 // bound limits each wait in these tests.
 var bound = harness.Bound
 

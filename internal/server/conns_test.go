@@ -26,6 +26,18 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
+// dial connects to a server and sends a text.
+func dial(t *testing.T, to net.Addr, text string) net.Conn {
+	t.Helper()
+	c, err := net.Dial(to.Network(), to.String())
+	check.Must(t, err)
+	t.Cleanup(func() { c.Close() })
+	_ = c.SetDeadline(time.Now().Add(harness.Scaled(20 * time.Second))) // always supported
+	_, err = io.WriteString(c, text)
+	check.Must(t, err)
+	return c
+}
+
 // A temporary error of accept does not end the server.
 func TestConnectionsScarce(t *testing.T) {
 	raw, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
@@ -33,13 +45,7 @@ func TestConnectionsScarce(t *testing.T) {
 	ended := make(chan error, 1)
 	web := &http.Server{Handler: http.NotFoundHandler(), ErrorLog: log.New(io.Discard, "", 0)}
 	go func() { ended <- web.Serve(NewConnections(4).Of(&failing{raw, 3})) }()
-	c, err := net.Dial("unix", raw.Addr().String())
-	check.Must(t, err)
-	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(harness.Scaled(20 * time.Second))) // always supported
-	_, err = io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-	check.Must(t, err)
-	r, err := http.ReadResponse(bufio.NewReader(c), nil)
+	r, err := http.ReadResponse(bufio.NewReader(dial(t, raw.Addr(), "GET / HTTP/1.1\r\nHost: x\r\n\r\n")), nil)
 	check.That(t, err == nil && r.StatusCode == http.StatusNotFound, "%+v, %v", r, err)
 	web.Close()
 	err = <-ended
@@ -79,15 +85,9 @@ func TestConnectionsOfPeer(t *testing.T) {
 			}), Peer, slog.New(slog.DiscardHandler))
 			go func() { _ = web.Serve(l) }()
 			defer web.Close()
-			ask := func(path string) (*bufio.Reader, net.Conn) {
+			ask := func(path string) *bufio.Reader {
 				t.Helper()
-				c, err := net.Dial(network, raw.Addr().String())
-				check.Must(t, err)
-				t.Cleanup(func() { c.Close() })
-				_ = c.SetDeadline(time.Now().Add(harness.Scaled(20 * time.Second))) // always supported
-				_, err = io.WriteString(c, "POST "+path+" HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx")
-				check.Must(t, err)
-				return bufio.NewReader(c), c
+				return bufio.NewReader(dial(t, raw.Addr(), "POST "+path+" HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx"))
 			}
 			answered := func(in *bufio.Reader) *http.Response {
 				t.Helper()
@@ -103,17 +103,15 @@ func TestConnectionsOfPeer(t *testing.T) {
 				t.Helper()
 				harness.Until(t, harness.Scaled(20*time.Second), "requests", func() bool { return active(l.(*bounds).Connections) == n })
 			}
-			idle, _ := ask("/")
+			idle := ask("/")
 			check.Equal(t, answered(idle).StatusCode, 200)
 			active(0)
-			first, _ := ask("/wait")
-			second, _ := ask("/wait")
+			first, second := ask("/wait"), ask("/wait")
 			_, err = idle.ReadByte()
 			check.That(t, err == io.EOF, "the idle connection: %v", err)
 			active(2)
-			third, _ := ask("/")
 			var e api.Error
-			r := answered(third)
+			r := answered(ask("/"))
 			check.That(t, json.NewDecoder(r.Body).Decode(&e) == nil && r.StatusCode == 429 && e.Failure.Code == api.Quota && !e.Started && r.Header.Get("Retry-After") != "",
 				"a third one: %d %+v", r.StatusCode, e)
 			close(answer)
@@ -121,8 +119,7 @@ func TestConnectionsOfPeer(t *testing.T) {
 				check.Equal(t, answered(in).StatusCode, 200)
 			}
 			active(0)
-			fourth, _ := ask("/")
-			check.Equal(t, answered(fourth).StatusCode, 200)
+			check.Equal(t, answered(ask("/")).StatusCode, 200)
 		})
 	}
 }
@@ -313,13 +310,7 @@ func TestBodiesAtOnce(t *testing.T) {
 	t.Cleanup(web.Close)
 	begin := func() net.Conn {
 		t.Helper()
-		c, err := net.Dial("tcp", web.Listener.Addr().String())
-		check.Must(t, err)
-		t.Cleanup(func() { c.Close() })
-		_ = c.SetDeadline(time.Now().Add(harness.Scaled(20 * time.Second))) // always supported
-		_, err = io.WriteString(c, "POST /v1/run HTTP/1.1\r\nHost: sbxrun\r\nContent-Type: application/json\r\nContent-Length: 200000\r\n\r\n"+strings.Repeat(" ", 190_000))
-		check.Must(t, err)
-		return c
+		return dial(t, web.Listener.Addr(), "POST /v1/run HTTP/1.1\r\nHost: sbxrun\r\nContent-Type: application/json\r\nContent-Length: 200000\r\n\r\n"+strings.Repeat(" ", 190_000))
 	}
 	first := begin()
 	for end := time.Now().Add(harness.Scaled(20 * time.Second)); ; { // the server may not have received the first one yet
@@ -339,13 +330,9 @@ func TestBodiesAtOnce(t *testing.T) {
 	w := ask(h, http.MethodGet, "/v1/calls", "")
 	check.That(t, w.Code == 200, "a request without a body: %d %s", w.Code, w.Body)
 	first.Close()
-	for end := time.Now().Add(harness.Scaled(20 * time.Second)); ; {
-		if w := ask(h, http.MethodPost, "/v1/run", `{"argv":["true"],"limits":{"max_output":1000},"stdin":"`+strings.Repeat("x", 200_000)+`"}`); w.Code != 429 {
-			break
-		} else if time.Now().After(end) {
-			t.Fatalf("memory of a body that was given up: %s", w.Body)
-		}
-	}
+	harness.Until(t, harness.Bound, "the memory of a body that was given up", func() bool {
+		return ask(h, http.MethodPost, "/v1/run", `{"argv":["true"],"limits":{"max_output":1000},"stdin":"`+strings.Repeat("x", 200_000)+`"}`).Code != 429
+	})
 }
 
 // Memory for a body is reserved as it is read, with or without Content-Length.
@@ -355,10 +342,7 @@ func TestBodyHolds(t *testing.T) {
 	web := httptest.NewServer(h)
 	t.Cleanup(web.Close)
 	for _, length := range []string{"Transfer-Encoding: chunked\r\n\r\n64\r\n", "Content-Length: 10000000\r\n\r\n"} {
-		c, err := net.Dial("tcp", web.Listener.Addr().String())
-		check.Must(t, err)
-		_, err = io.WriteString(c, "POST /v1/run HTTP/1.1\r\nHost: sbxrun\r\nContent-Type: application/json\r\n"+length+strings.Repeat(" ", 100))
-		check.Must(t, err)
+		c := dial(t, web.Listener.Addr(), "POST /v1/run HTTP/1.1\r\nHost: sbxrun\r\nContent-Type: application/json\r\n"+length+strings.Repeat(" ", 100))
 		var used int64
 		harness.Until(t, harness.Bound, "the memory of a body", func() bool {
 			used = s.memory.Used("uid-1")

@@ -152,16 +152,10 @@ func TestSurvivorsKeepPlace(t *testing.T) {
 			} else {
 				ask(h, http.MethodPost, path, `{"argv":["true"]}`)
 			}
-			until := func(what string, holds func() bool) {
-				t.Helper()
-				for end := time.Now().Add(harness.Scaled(20 * time.Second)); !holds(); time.Sleep(time.Millisecond) {
-					check.Require(t, !time.Now().After(end), "%s: %d kept, %v", what, s.kept.Load(), test.free(s))
-				}
-			}
-			until("the unproven end", func() bool { return s.kept.Load() > 0 })
+			harness.Until(t, harness.Bound, "the unproven end", func() bool { return s.kept.Load() > 0 })
 			check.That(t, test.free(s) != nil, "it is free while something survives")
 			close(source.gone)
-			until("the end of what has survived", func() bool { return s.kept.Load() == 0 && test.free(s) == nil })
+			harness.Until(t, harness.Bound, "the end of what has survived", func() bool { return s.kept.Load() == 0 && test.free(s) == nil })
 		})
 	}
 }
@@ -231,13 +225,7 @@ func TestUnproven(t *testing.T) {
 	const sessions = 3
 	want := fmt.Sprintf("\nsbxrun_unproven_total %d\n", calls+sessions+doubtfulRooms)
 	// Lost sessions are counted after the first rejected request.
-	for end := time.Now().Add(harness.Scaled(20 * time.Second)); ; time.Sleep(time.Millisecond) {
-		w := ask(h, http.MethodGet, "/metrics", "")
-		if strings.Contains(w.Body.String(), want) {
-			break
-		}
-		check.Require(t, !time.Now().After(end), "%d commands and %d sessions: %s", calls, sessions, w.Body)
-	}
+	harness.Until(t, harness.Bound, want, func() bool { return strings.Contains(ask(h, http.MethodGet, "/metrics", "").Body.String(), want) })
 }
 
 // A panic ends its request with an error. All resources are released, and the server continues.

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"io"
 	"log/slog"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
@@ -252,13 +251,8 @@ func TestBodyThatDoesNotCome(t *testing.T) {
 		"GET /healthz HTTP/1.1\r\n", "POST /v1/run HTTP/1.1\r\n", "POST /v1/run HTTP/1.1\r\nX-Known: 1\r\n", "GET /v1/calls HTTP/1.1\r\nX-Known: 1\r\n",
 		"GET /v1/calls/none/output HTTP/1.1\r\nX-Known: 1\r\n", "PUT /v1/sessions/none/files/x HTTP/1.1\r\nX-Known: 1\r\n", "GET /none HTTP/1.1\r\nX-Known: 1\r\n",
 	} {
-		conn, err := net.Dial("tcp", web.Listener.Addr().String())
-		check.Must(t, err)
-		defer conn.Close()
-		_ = conn.SetDeadline(time.Now().Add(harness.Scaled(10 * time.Second))) // always supported
+		conn := dial(t, web.Listener.Addr(), request+"Host: sbxrun\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n")
 		all.Go(func() {
-			_, err := io.WriteString(conn, request+"Host: sbxrun\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n")
-			check.OK(t, err)
 			answer, err := io.ReadAll(conn)
 			check.That(t, err == nil && strings.HasPrefix(string(answer), "HTTP/1.1 "), "%q: %q %v", request, answer, err)
 		})

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -16,7 +17,6 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/config"
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // one is a listener for one connection.
@@ -142,24 +142,15 @@ func TestLinger(t *testing.T) {
 	}))}
 	defer web.Close()
 	go func() { _ = web.Serve(l) }()
-	c, err := net.Dial("unix", l.Addr().String())
-	check.Must(t, err)
-	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(harness.Scaled(20 * time.Second)))
-	send := func(text string) {
-		t.Helper()
-		_, err := io.WriteString(c, text)
-		check.Must(t, err)
-	}
-	send("PUT /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")
+	c := dial(t, l.Addr(), "PUT /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")
 	in := bufio.NewReader(c)
 	res, err := http.ReadResponse(in, nil)
 	check.Must(t, err)
-	for range 5 {
-		send("1\r\nx\r\n")
+	for _, piece := range append(slices.Repeat([]string{"1\r\nx\r\n"}, 5), "0\r\n\r\n") {
+		_, err := io.WriteString(c, piece)
+		check.Must(t, err)
 		time.Sleep(10 * time.Millisecond) // the pace of this client
 	}
-	send("0\r\n\r\n")
 	text, err := io.ReadAll(res.Body)
 	check.That(t, string(text) == "early" && err == nil, "%q, %v", text, err)
 	text, err = io.ReadAll(in)

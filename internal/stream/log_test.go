@@ -65,18 +65,6 @@ func TestLogLimit(t *testing.T) {
 	}
 }
 
-func TestLogDiskFull(t *testing.T) {
-	f, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
-	check.Must(t, err)
-	defer f.Close()
-	w := NewLog(f, 100)
-	holds(t, w, 0, 0, nil)
-	for i := range 3 {
-		write(t, w, binary)
-		holds(t, w, int64((i+1)*len(binary)), 0, unix.ENOSPC)
-	}
-}
-
 // Nothing is appended after a short write, so the log has no gap.
 func TestLogStopsAfterError(t *testing.T) {
 	var old unix.Rlimit

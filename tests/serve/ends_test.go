@@ -3,10 +3,12 @@ package serve
 import (
 	"bufio"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -15,6 +17,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
+	"golang.org/x/sys/unix"
 )
 
 // What would take minutes ends with the sandbox, or with the server.
@@ -151,6 +154,32 @@ os.wait()`
 	reap()
 	harness.Until(t, harness.Bound, "the place", func() bool { return kept() == 0 })
 	s.want("/v1/run", "echo again", "again\n")
+}
+
+// The calls of a stopped server end at their deadlines and are reported as timeouts.
+func TestStopped(t *testing.T) {
+	t.Parallel()
+	const calls = 3
+	s := serve(t, fmt.Sprintf("[rooms]\nmin = %d\nmax = %[1]d\n", calls))
+	s.warm(calls)
+	call := sh("trap '' TERM; setsid sleep 4329 & sleep 4329; true")
+	call.TimeoutMS = result.Milliseconds(harness.Deadline(3 * time.Second)) // all begin, and the server is stopped, before
+	answers := make(chan string, calls)
+	for range calls {
+		go func() {
+			_, b, _, err := s.try(t.Context(), http.MethodPost, "/v1/run", call)
+			answers <- fmt.Sprintf("%s, %v", b, err)
+		}()
+	}
+	s.busy(2*calls, "sleep 4329")
+	check.Must(t, s.cmd.Process.Signal(unix.SIGSTOP))
+	defer func() { _ = s.cmd.Process.Signal(unix.SIGCONT) }() // if the test fails before it has gone on
+	s.without("sleep 4329")
+	check.Must(t, s.cmd.Process.Signal(unix.SIGCONT))
+	for range calls {
+		a := <-answers
+		check.That(t, strings.Contains(a, `"cause":"timeout"`) && strings.Contains(a, `"verdict":"proven"`) && strings.Contains(a, `"room":"warm"`), "%s", a)
+	}
 }
 
 // Problems that users of other services have reported, by project and number. E2B 1128, a client
