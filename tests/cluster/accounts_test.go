@@ -3,15 +3,9 @@ package cluster
 import (
 	"bufio"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/sha256"
-	"crypto/x509"
 	"encoding/json"
-	"encoding/pem"
 	"fmt"
-	"math/big"
 	"net"
 	"net/http"
 	"os"
@@ -38,8 +32,7 @@ var passwords = map[string]string{"GATEWAY": "of-the-gateway", "NODE_1": "of-nod
 // loopback interface.
 func example(t *testing.T) (o *server.Options, ca string) {
 	t.Helper()
-	dir := harness.Dir(t)
-	certificates(t, dir)
+	dir := harness.Certificates(t)
 	text := harness.ReadFile(t, "../../clients/examples/cluster/nats.conf")
 	file := filepath.Join(dir, "nats.conf")
 	check.Must(t, os.WriteFile(file, []byte(strings.NewReplacer("/etc/nats-server", dir, "/var/lib/nats-server", dir+"/store").Replace(string(text))), 0o600))
@@ -53,24 +46,6 @@ func example(t *testing.T) (o *server.Options, ca string) {
 	o.Host, o.Port, o.NoLog, o.NoSigs = "127.0.0.1", freePort(), true, true
 	o.Cluster, o.Routes = server.ClusterOpts{}, nil // a single server
 	return o, filepath.Join(dir, "ca.pem")
-}
-
-// certificates creates a CA, and a certificate for 127.0.0.1.
-func certificates(t *testing.T, dir string) {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	check.Must(t, err)
-	c := &x509.Certificate{
-		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IsCA: true, BasicConstraintsValid: true, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-	}
-	text, err := x509.CreateCertificate(rand.Reader, c, c, key.Public(), key)
-	check.Must(t, err)
-	private, err := x509.MarshalPKCS8PrivateKey(key)
-	check.Must(t, err)
-	for name, b := range map[string]*pem.Block{"ca.pem": {Type: "CERTIFICATE", Bytes: text}, "server.pem": {Type: "CERTIFICATE", Bytes: text}, "server.key": {Type: "PRIVATE KEY", Bytes: private}} {
-		check.Must(t, os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(b), 0o600))
-	}
 }
 
 // With TLS and the users of the example, calls, keys and heartbeats work. With stolen credentials of a node,

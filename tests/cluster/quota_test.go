@@ -199,8 +199,7 @@ func TestRate(t *testing.T) {
 func TestBusy(t *testing.T) {
 	t.Parallel()
 	o := options(t)
-	dir := harness.Dir(t)
-	certificates(t, dir)
+	dir := harness.Certificates(t)
 	ca := filepath.Join(dir, "ca.pem")
 	var err error
 	o.TLSConfig, err = server.GenTLSConfig(&server.TLSConfigOpts{CertFile: filepath.Join(dir, "server.pem"), KeyFile: filepath.Join(dir, "server.key"), CaFile: ca, Verify: true})

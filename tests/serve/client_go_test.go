@@ -17,11 +17,12 @@ import (
 	"time"
 
 	sbxrun "github.com/sbxrun/sbxrun/clients/go"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 func TestGoClient(t *testing.T) {
 	t.Parallel()
-	ca := certificates(t)
+	ca := harness.Certificates(t)
 	d := &goDriver{roots: roots(t, ca)}
 	conform(t, ca, func(line []byte) ([]byte, error) {
 		var s goStep

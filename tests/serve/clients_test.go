@@ -292,7 +292,7 @@ func program(t *testing.T, ca, dir, name string, args ...string) driver {
 	t.Helper()
 	c := exec.Command(name, args...)
 	c.Dir = dir
-	ca = filepath.Join(ca, "ca")
+	ca = filepath.Join(ca, "ca.pem")
 	c.Env = append(os.Environ(), "SSL_CERT_FILE="+ca, "NODE_EXTRA_CA_CERTS="+ca) // as the READMEs say
 	log := &harness.Log{}
 	c.Stderr = log
@@ -611,7 +611,7 @@ func TestNodeClient(t *testing.T) {
 	t.Parallel()
 	dir := nodeProject(t)
 	copied(t, dir, "driver.mjs")
-	ca := certificates(t)
+	ca := harness.Certificates(t)
 	conform(t, ca, program(t, ca, dir, "node", "driver.mjs"))
 }
 
@@ -633,7 +633,7 @@ func pythonProject(t *testing.T) string {
 func TestPythonClients(t *testing.T) {
 	t.Parallel()
 	python := pythonProject(t)
-	ca := certificates(t)
+	ca := harness.Certificates(t)
 	made(t, clients(t, "python"), python, "-c", "import ast, pathlib\nfor f in pathlib.Path('sbxrun').glob('*.py'): ast.parse(f.read_text('utf-8'), feature_version=(3, 9))")
 	for _, of := range []string{"threads", "asyncio"} {
 		t.Run(of, func(t *testing.T) {

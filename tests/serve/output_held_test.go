@@ -53,8 +53,8 @@ func TestHeld(t *testing.T) {
 			t.Parallel()
 			config, scheme := fmt.Sprintf("places = 16\ndrain_timeout = \"1s\"\nconnections = %d\n", heldConnections), "http://"
 			if a.config == heldTLS {
-				dir := certificates(t)
-				config += fmt.Sprintf("tls_cert = %q\ntls_key = %q\n", filepath.Join(dir, "cert"), filepath.Join(dir, "key"))
+				dir := harness.Certificates(t)
+				config += fmt.Sprintf("tls_cert = %q\ntls_key = %q\n", filepath.Join(dir, "server.pem"), filepath.Join(dir, "server.key"))
 				a.config, scheme = "", "https://"
 			}
 			s, address := overTCP(t, config+"[call]\nmax_timeout = \"10m\"\n[tenant]\n"+a.config, "one", "two", "victim")

@@ -2,17 +2,11 @@ package serve
 
 import (
 	"bytes"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/json"
-	"encoding/pem"
 	"fmt"
-	"math/big"
 	"net"
 	"net/http"
 	"os"
@@ -109,38 +103,10 @@ func TestTokens(t *testing.T) {
 	check.That(t, status == 200, "%d %s", status, b)
 }
 
-// certificates creates a certificate authority and a certificate for 127.0.0.1: the files ca, cert
-// and key in a directory.
-func certificates(t *testing.T) (dir string) {
-	t.Helper()
-	dir = harness.Dir(t)
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	check.Must(t, err)
-	private, err := x509.MarshalPKCS8PrivateKey(key)
-	check.Must(t, err)
-	write := func(name, kind string, der []byte) {
-		check.Must(t, os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600))
-	}
-	until := time.Now().Add(time.Hour)
-	authority := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"}, NotAfter: until,
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
-	der, err := x509.CreateCertificate(rand.Reader, authority, authority, &key.PublicKey, key)
-	check.Must(t, err)
-	authority, err = x509.ParseCertificate(der)
-	check.Must(t, err)
-	write("ca", "CERTIFICATE", der)
-	leaf := &x509.Certificate{SerialNumber: big.NewInt(2), NotAfter: until, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
-	der, err = x509.CreateCertificate(rand.Reader, leaf, authority, &key.PublicKey, key)
-	check.Must(t, err)
-	write("cert", "CERTIFICATE", der)
-	write("key", "PRIVATE KEY", private)
-	return dir
-}
-
 // roots returns a pool with the authority's certificate.
 func roots(t *testing.T, dir string) *x509.CertPool {
 	t.Helper()
-	text := harness.ReadFile(t, filepath.Join(dir, "ca"))
+	text := harness.ReadFile(t, filepath.Join(dir, "ca.pem"))
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM(text)
 	return pool
@@ -149,12 +115,12 @@ func roots(t *testing.T, dir string) *x509.CertPool {
 // overTLS is overTCP with certificates.
 func overTLS(t *testing.T, dir string, tenants ...string) (*server, string) {
 	t.Helper()
-	return overTCP(t, fmt.Sprintf("tls_cert = %q\ntls_key = %q\n", filepath.Join(dir, "cert"), filepath.Join(dir, "key")), tenants...)
+	return overTCP(t, fmt.Sprintf("tls_cert = %q\ntls_key = %q\n", filepath.Join(dir, "server.pem"), filepath.Join(dir, "server.key")), tenants...)
 }
 
 func TestTLS(t *testing.T) {
 	t.Parallel()
-	dir := certificates(t)
+	dir := harness.Certificates(t)
 	s, address := overTLS(t, dir, "me")
 	trusting := func(dir string) *http.Client {
 		client := &http.Client{Timeout: harness.Bound, Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots(t, dir)}, ForceAttemptHTTP2: true}}
@@ -169,20 +135,20 @@ func TestTLS(t *testing.T) {
 	r.Body.Close()
 	check.That(t, r.ProtoMajor == 1, "%s, where a reset is easily lost", r.Proto)
 	// SIGHUP loads a renewed certificate. An incomplete one changes nothing.
-	renewed := certificates(t)
+	renewed := harness.Certificates(t)
 	replace := func(name string) {
 		check.Must(t, os.Rename(filepath.Join(renewed, name), filepath.Join(dir, name)))
 		_ = s.cmd.Process.Signal(unix.SIGHUP)
 	}
-	replace("cert")
-	s.logs("tls_cert " + filepath.Join(dir, "cert"))
+	replace("server.pem")
+	s.logs("tls_cert " + filepath.Join(dir, "server.pem"))
 	status, b = post(t, trusting(dir), "https://"+address+"/v1/run", "me-token", sh("true"))
 	check.That(t, status == 200, "%d %s", status, b)
 	// Nor does one together with another invalid setting.
 	config := filepath.Join(s.dir, "config.toml")
 	right := harness.ReadFile(t, config)
 	check.Must(t, os.WriteFile(config, append(bytes.Clone(right), "\n[overlays]\nnew = \"/usr\"\n[tenants.me]\noverlays = [\"new\"]\n"...), 0o600))
-	replace("key")
+	replace("server.key")
 	s.logs("no \\\"new\\\" in [overlays]")
 	status, b = post(t, trusting(dir), "https://"+address+"/v1/run", "me-token", sh("true"))
 	check.That(t, status == 200, "%d %s", status, b)
