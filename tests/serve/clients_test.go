@@ -20,7 +20,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
-	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	sbxrun "github.com/sbxrun/sbxrun/clients/go"
@@ -669,29 +668,13 @@ process.exit((await call.catch((e) => e)) === reason ? 0 : 1);`, f.listener.Addr
 // The Node client waits for a connection no longer than for an answer: here nobody accepts any.
 func TestNodeConnects(t *testing.T) {
 	t.Parallel()
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	check.Must(t, err)
-	defer unix.Close(fd)
-	check.Must(t, unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}))
-	check.Must(t, unix.Listen(fd, 0))
-	address, err := unix.Getsockname(fd)
-	check.Must(t, err)
-	to := fmt.Sprintf("127.0.0.1:%d", address.(*unix.SockaddrInet4).Port)
-	for failed := 0; failed < 3; { // fill the backlog; on a busy machine one may fail before that
-		c, err := net.DialTimeout("tcp", to, 200*time.Millisecond)
-		if err != nil {
-			failed++
-			continue
-		}
-		defer c.Close()
-	}
 	made(t, clients(t, "node"), "node", "--input-type=module", "-e", fmt.Sprintf(`
 import { Client, Refused } from "./index.js";
 try {
-  await new Client("http://%s", { margin: 300 }).run({ argv: ["true"], timeout_ms: 1 });
+  await new Client("http://127.0.0.1:%d", { margin: 300 }).run({ argv: ["true"], timeout_ms: 1 });
 } catch (e) {
   if (!(e instanceof Refused) || e.code !== "unreachable") throw e;
   process.exit(0);
 }
-process.exit(1);`, to))
+process.exit(1);`, harness.SilentPort(t)))
 }
