@@ -44,46 +44,57 @@ func contents(t *testing.T, dir string) map[string]string {
 	return files
 }
 
+// The report replaces a file, also one that the command has created in its place, and does not write to it.
 func TestReportFile(t *testing.T) {
 	rep, text := report(t)
-	tests := []struct {
-		name, place string
-		before      func(dir string) error
-		want        map[string]string
-	}{
-		{"new file", "r.json", nil, map[string]string{"r.json": text}},
-		{"absolute path", "DIR/r.json", nil, map[string]string{"r.json": text}},
-		{"odd name", "-r \n'\xff", nil, map[string]string{"-r \n'\xff": text}},
-		{"hidden file", ".r", nil, map[string]string{".r": text}},
-		{"looks like a descriptor", "./fd:1", nil, map[string]string{"fd:1": text}},
-		{"existing file", "r.json", func(dir string) error {
-			return os.WriteFile(dir+"/r.json", []byte(strings.Repeat("old", 10_000)), 0o600)
-		}, map[string]string{"r.json": text}},
-		// Replaced, not followed, because a command may have chosen its target.
-		{"link", "r.json", func(dir string) error {
-			return errors.Join(os.WriteFile(dir+"/target", []byte("old"), 0o600), os.Symlink("target", dir+"/r.json"))
-		}, map[string]string{"r.json": text, "target": "old"}},
-		{"dangling link", "r.json", func(dir string) error { return os.Symlink("target", dir+"/r.json") }, map[string]string{"r.json": text}},
-		{"hard link", "r.json", func(dir string) error {
-			return errors.Join(os.WriteFile(dir+"/target", []byte("old"), 0o600), os.Link(dir+"/target", dir+"/r.json"))
-		}, map[string]string{"r.json": text, "target": "old"}},
+	old := func(name string) func(dir string) error {
+		return func(dir string) error {
+			return os.WriteFile(dir+"/"+name, []byte(strings.Repeat("old", 10_000)), 0o444)
+		}
 	}
-	for _, tt := range tests {
+	link := func(dir string) error { return errors.Join(old("target")(dir), os.Symlink("target", dir+"/r.json")) }
+	dangling := func(dir string) error { return os.Symlink("none", dir+"/r.json") }
+	hardLink := func(dir string) error { return errors.Join(old("target")(dir), os.Link(dir+"/target", dir+"/r.json")) }
+	for _, tt := range []struct {
+		name, place   string
+		before, while func(dir string) error // while the command runs
+	}{
+		{"new file", "r.json", nil, nil},
+		{"absolute path", "DIR/r.json", nil, nil},
+		{"odd name", "-r \n'\xff", nil, nil},
+		{"hidden file", ".r", nil, nil},
+		{"looks like a descriptor", "./fd:1", nil, nil},
+		{"existing file", "r.json", old("r.json"), nil},
+		{"link", "r.json", link, nil}, // replaced, not followed, because a command may have chosen its target
+		{"dangling link", "r.json", dangling, nil},
+		{"hard link", "r.json", hardLink, nil},
+		{"forged file", "r.json", nil, old("r.json")},
+		{"forged link", "r.json", nil, link},
+		{"forged dangling link", "r.json", nil, dangling},
+		{"forged hard link", "r.json", nil, hardLink},
+		{"forged pipe", "r.json", nil, func(dir string) error { return unix.Mkfifo(dir+"/r.json", 0o666) }}, // without a reader
+		{"forged socket", "r.json", nil, func(dir string) error { return unix.Mknod(dir+"/r.json", unix.S_IFSOCK|0o666, 0) }},
+	} {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := t.TempDir()
 			t.Chdir(dir)
 			if tt.before != nil {
 				check.Must(t, tt.before(dir))
 			}
-			before := contents(t, dir)
+			want := contents(t, dir)
 			r, err := openReport(&cli.Run{}, strings.ReplaceAll(tt.place, "DIR", dir))
 			check.Must(t, err)
 			// Until the report is written, the old file is there.
-			for name, old := range before {
-				check.Equal(t, contents(t, dir)[name], old, "before the report is written: %s holds", name)
+			for name, content := range want {
+				check.Equal(t, contents(t, dir)[name], content, "before the report is written: %s holds", name)
+			}
+			if tt.while != nil {
+				check.Must(t, tt.while(dir))
+				want = contents(t, dir)
 			}
 			check.Must(t, r.report(rep))
-			check.NoDiff(t, cmp.Diff(tt.want, contents(t, dir)), "directory afterwards (-want +got)")
+			want[filepath.Base(tt.place)] = text
+			check.NoDiff(t, cmp.Diff(want, contents(t, dir)), "directory afterwards (-want +got)")
 		})
 	}
 }
@@ -102,29 +113,6 @@ func TestReportDirectoryMoved(t *testing.T) {
 	check.NoDiff(t, cmp.Diff(map[string]string{"r.json": text}, contents(t, top+"/c")), "the directory (-want +got)")
 	got := contents(t, top+"/b")
 	check.That(t, len(got) == 0, "in the directory that took its name: %q", got)
-}
-
-// The report replaces any file that the command has created in its place, without writing to it.
-func TestReportForged(t *testing.T) {
-	rep, text := report(t)
-	for name, forge := range map[string]func(place string) error{
-		"file":          func(place string) error { return os.WriteFile(place, []byte("forged"), 0o444) },
-		"link":          func(place string) error { return os.Symlink("target", place) },
-		"dangling link": func(place string) error { return os.Symlink("none", place) },
-		"hard link":     func(place string) error { return os.Link(filepath.Dir(place)+"/target", place) },
-		"named pipe":    func(place string) error { return unix.Mkfifo(place, 0o666) }, // without a reader
-		"socket":        func(place string) error { return unix.Mknod(place, unix.S_IFSOCK|0o666, 0) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir()
-			check.Must(t, os.WriteFile(dir+"/target", []byte("old"), 0o600))
-			r, err := openReport(&cli.Run{}, dir+"/r.json")
-			check.Must(t, err)
-			check.Must(t, forge(dir+"/r.json"))
-			check.Must(t, r.report(rep))
-			check.NoDiff(t, cmp.Diff(map[string]string{"r.json": text, "target": "old"}, contents(t, dir)), "(-want +got)")
-		})
-	}
 }
 
 // A named pipe without a reader is an error at once. One with a reader gets the report.
