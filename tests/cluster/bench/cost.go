@@ -18,18 +18,15 @@ import (
 const warmRooms = "[rooms]\nmin = 4\nmax = 8\ncalls = 0\n[tenant]\nconcurrency = 0\nqueue = 1000\n"
 
 // serve starts a node or a gateway and returns its socket.
-func serve(dir, command, name, url, config string) (socket string, _ *process, err error) {
+func serve(dir, command, name, url, config string) (socket string, _ *process) {
 	socket = filepath.Join(dir, name+".sock")
 	text := fmt.Sprintf("listen = [%q]\nstate_dir = %q\n%s\n", "unix:"+socket, filepath.Join(dir, name), config)
 	if url != "" {
 		text += fmt.Sprintf("[nats]\nurl = %q\nnode = %q\ncluster = %q\n", url, name, filepath.Base(dir))
 	}
 	file := filepath.Join(dir, name+".toml")
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		return "", nil, err
-	}
-	p, err := start(*binary+"d", command, "--config", file)
-	return socket, p, err
+	try(os.WriteFile(file, []byte(text), 0o600))
+	return socket, start(*binary+"d", command, "--config", file)
 }
 
 // connection is a persistent connection to a node or a gateway.
@@ -58,9 +55,9 @@ func (c connection) call() (warm bool, err error) {
 }
 
 // heated waits until sequential calls find warm sandboxes.
-func heated(socket string) error {
+func heated(socket string) {
 	row := 0
-	return until("a warm room at "+socket, func() bool {
+	until("a warm room at "+socket, func() bool {
 		c, err := dial(socket)
 		if err != nil {
 			return false
@@ -75,25 +72,15 @@ func heated(socket string) error {
 }
 
 // cost compares warm calls through the node's own socket with calls through a gateway and NATS, in turn.
-func cost(dir, url string) error {
-	own, node, err := serve(dir, "serve", "cost", url, warmRooms)
-	if err != nil {
-		return err
-	}
+func cost(dir, url string) {
+	own, node := serve(dir, "serve", "cost", url, warmRooms)
 	defer node.end()
-	via, gateway, err := serve(dir, "gateway", "cost-gateway", url, "")
-	if err != nil {
-		return err
-	}
+	via, gateway := serve(dir, "gateway", "cost-gateway", url, "")
 	defer gateway.end()
 	var conns [2]connection
 	for i, socket := range []string{own, via} {
-		if err := heated(socket); err != nil {
-			return fmt.Errorf("%w: %s", err, node.Stderr)
-		}
-		if conns[i], err = dial(socket); err != nil {
-			return err
-		}
+		heated(socket)
+		conns[i] = must(dial(socket))
 		defer conns[i].Close()
 	}
 	var took [2]measure.Sample
@@ -102,9 +89,7 @@ func cost(dir, url string) error {
 		var pair [2]float64
 		for i, c := range conns {
 			began := time.Now()
-			if _, err := c.call(); err != nil {
-				return errors.Join(err, ctx.Err())
-			}
+			must(c.call())
 			pair[i] = measure.MS(time.Since(began))
 			took[i] = append(took[i], pair[i])
 		}
@@ -115,20 +100,19 @@ func cost(dir, url string) error {
 		fmt.Printf("  %-22s p50 %.3f ms   p90 %.3f ms   p99 %.3f ms\n", name, took[i].Quantile(.5), took[i].Quantile(.9), took[i].Quantile(.99))
 	}
 	fmt.Printf("  p50 is %.3f ms higher; of the pairs' differences the median is %.3f ms\n\n", took[1].Quantile(.5)-took[0].Quantile(.5), more.Quantile(.5))
-	return nil
 }
 
 // rate makes a number of calls with several clients and returns the calls per second.
-func rate(socket string, n int) (float64, error) {
+func rate(socket string, n int) float64 {
 	var made atomic.Int64
 	began := time.Now()
-	err := eachClient(*clients, socket, func(_ int, c connection) (err error) {
+	try(eachClient(*clients, socket, func(_ int, c connection) (err error) {
 		for made.Add(1) <= int64(n) && err == nil {
 			_, err = c.call()
 		}
 		return err
-	})
-	return float64(n) / time.Since(began).Seconds(), err
+	}))
+	return float64(n) / time.Since(began).Seconds()
 }
 
 // eachClient runs a function for a number of concurrent clients, each with its own connection.
@@ -152,43 +136,26 @@ func eachClient(n int, socket string, do func(i int, c connection) error) error 
 }
 
 // share compares one server with four nodes behind a gateway, all on this machine.
-func share(dir, url string) error {
-	one, server, err := serve(dir, "serve", "one", "", warmRooms)
-	if err != nil {
-		return err
-	}
+func share(dir, url string) {
+	one, server := serve(dir, "serve", "one", "", warmRooms)
 	defer server.end()
-	if err := heated(one); err != nil {
-		return err
-	}
+	heated(one)
 	const nodes = 4
 	for i := range nodes {
-		socket, p, err := serve(dir, "serve", fmt.Sprintf("share%d", i), url, warmRooms)
-		if err != nil {
-			return err
-		}
+		socket, p := serve(dir, "serve", fmt.Sprintf("share%d", i), url, warmRooms)
 		defer p.end()
-		if err := heated(socket); err != nil {
-			return err
-		}
+		heated(socket)
 	}
-	via, gateway, err := serve(dir, "gateway", "share-gateway", url, "")
-	if err != nil {
-		return err
-	}
+	via, gateway := serve(dir, "gateway", "share-gateway", url, "")
 	defer gateway.end()
-	if err := heated(via); err != nil {
-		return err
-	}
+	heated(via)
 	var rates [2]measure.Sample
 	var ratios measure.Sample
 	for round := range *rounds + 1 {
 		var pair [2]float64
 		for k := range 2 {
 			i := (k + round) % 2
-			if pair[i], err = rate([]string{one, via}[i], max(*calls / *rounds, *clients)); err != nil {
-				return err
-			}
+			pair[i] = rate([]string{one, via}[i], max(*calls / *rounds, *clients))
 		}
 		if round == 0 {
 			continue // not counted
@@ -197,5 +164,4 @@ func share(dir, url string) error {
 	}
 	fmt.Printf("share: /bin/true in warm rooms, %d clients, %d rounds of %d calls each, load %s\n", *clients, *rounds, *calls / *rounds, measure.Read("/proc/loadavg"))
 	fmt.Printf("  one server             %6.0f calls/s\n  four nodes, a gateway  %6.0f calls/s\n  of the rounds' ratios the median is %.2f\n\n", rates[0].Quantile(.5), rates[1].Quantile(.5), ratios.Quantile(.5))
-	return nil
 }

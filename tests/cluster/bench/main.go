@@ -53,44 +53,50 @@ func main() {
 	})
 }
 
-func bench() error {
-	programs := map[string]func(dir, nats string) error{"cost": cost, "share": share, "scale": scale, "stored": stored}
-	dir, err := os.MkdirTemp("", "sbxrun-bench-")
+// failure is the panic of must and try, which bench recovers.
+type failure struct{ error }
+
+// must returns a value. On an error it ends the benchmark, with everything deferred.
+func must[V any](v V, err error) V {
+	try(err)
+	return v
+}
+
+func try(err error) {
 	if err != nil {
-		return err
+		panic(failure{err})
 	}
+}
+
+func bench() (err error) {
+	defer func() {
+		switch r := recover().(type) {
+		case nil:
+		case failure:
+			err = r.error
+		default:
+			panic(r)
+		}
+	}()
+	programs := map[string]func(dir, nats string){"cost": cost, "share": share, "scale": scale, "stored": stored}
+	dir := must(os.MkdirTemp("", "sbxrun-bench-"))
 	defer os.RemoveAll(dir)
-	if *binary, err = filepath.Abs(*binary); err != nil {
-		return err
-	}
-	self, err := os.Executable()
-	if err != nil {
-		return err
-	}
-	nats, err := start(self, natsRole, filepath.Join(dir, "nats"))
-	if err != nil {
-		return err
-	}
+	*binary = must(filepath.Abs(*binary))
+	nats := start(must(os.Executable()), natsRole, filepath.Join(dir, "nats"))
 	defer nats.end()
 	url := ""
-	if err := until("NATS", func() bool {
+	until("NATS", func() bool {
 		text, err := os.ReadFile(filepath.Join(dir, "nats", "url"))
 		url = string(text)
 		return err == nil
-	}); err != nil {
-		return err
-	}
-	if err := measure.PrintMachine(); err != nil {
-		return err
-	}
+	})
+	try(measure.PrintMachine())
 	for name := range strings.SplitSeq(*only, ",") {
 		run := programs[name]
 		if run == nil {
 			return fmt.Errorf("there is no program %q", name)
 		}
-		if err := run(dir, url); err != nil {
-			return fmt.Errorf("%s: %w", name, err)
-		}
+		run(dir, url)
 	}
 	return nil
 }
@@ -125,11 +131,12 @@ func serveNATS(dir string) error {
 // process is a started process with its log.
 type process struct{ *exec.Cmd }
 
-func start(name string, args ...string) (*process, error) {
+func start(name string, args ...string) *process {
 	p := &process{exec.Command(name, args...)}
 	p.Stderr = &bounded{}
 	p.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGTERM}
-	return p, p.Start()
+	try(p.Start())
+	return p
 }
 
 // end ends a process with its descendants.
@@ -151,6 +158,6 @@ func (b *bounded) Write(p []byte) (int, error) {
 func (b *bounded) String() string { return string(b.text) }
 
 // until waits up to a minute for a condition.
-func until(what string, is func() bool) error {
-	return measure.Until(ctx, what, time.Now().Add(time.Minute), is)
+func until(what string, is func() bool) {
+	try(measure.Until(ctx, what, time.Now().Add(time.Minute), is))
 }

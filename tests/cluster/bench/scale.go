@@ -74,13 +74,8 @@ func (f *fleet) end() {
 	}
 }
 
-func newFleet(dir, url string, nodes int) (f *fleet, err error) {
-	f = &fleet{socket: filepath.Join(dir, "gateway.sock")}
-	defer func() {
-		if err != nil {
-			f.end()
-		}
-	}()
+func newFleet(dir, url string, nodes int) *fleet {
+	f := &fleet{socket: filepath.Join(dir, "gateway.sock")}
 	log := slog.New(slog.DiscardHandler)
 	c := config.Default()
 	c.Places, c.Tenant.Concurrency, c.Tenant.Queue, c.Tenant.Requests = *places, 0, 1000, 0
@@ -89,19 +84,10 @@ func newFleet(dir, url string, nodes int) (f *fleet, err error) {
 	for i := range nodes {
 		name := "n" + strconv.Itoa(i)
 		c.StateDir, c.NATS.Node = filepath.Join(dir, name), name
-		s, err := server.New(c, nil, sleeper{sleep}, log, "bench")
-		if err != nil {
-			return f, err
-		}
-		bus, err := cluster.Connect(&c, cluster.NodeKind, log)
-		if err != nil {
-			return f, err
-		}
+		s := must(server.New(c, nil, sleeper{sleep}, log, "bench"))
+		bus := must(cluster.Connect(&c, cluster.NodeKind, log))
 		f.buses = append(f.buses, bus)
-		n, err := cluster.NewNode(bus, name, "bench", s, s.Handler(http.NotFoundHandler()), log)
-		if err != nil {
-			return f, err
-		}
+		n := must(cluster.NewNode(bus, name, "bench", s, s.Handler(http.NotFoundHandler()), log))
 		f.ends = append(f.ends, func() {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 			defer cancel()
@@ -109,23 +95,11 @@ func newFleet(dir, url string, nodes int) (f *fleet, err error) {
 			n.Close(ctx)
 		})
 	}
-	door, err := server.NewMiddleware(c, nil, log)
-	if err != nil {
-		return f, err
-	}
-	bus, err := cluster.Connect(&c, cluster.GatewayKind, log)
-	if err != nil {
-		return f, err
-	}
+	door := must(server.NewMiddleware(c, nil, log))
+	bus := must(cluster.Connect(&c, cluster.GatewayKind, log))
 	f.buses = append(f.buses, bus)
-	g, err := cluster.NewGateway(bus, "g", "bench", door, log)
-	if err != nil {
-		return f, err
-	}
-	l, err := net.Listen("unix", f.socket)
-	if err != nil {
-		return f, err
-	}
+	g := must(cluster.NewGateway(bus, "g", "bench", door, log))
+	l := must(net.Listen("unix", f.socket))
 	web := &http.Server{Handler: g.Handler(), ConnContext: server.Peer, ReadHeaderTimeout: time.Minute}
 	go func() { _ = web.Serve(server.NewConnections(c.Connections).Of(l)) }() // until it is closed
 	f.ends = append(f.ends, func() {
@@ -133,7 +107,7 @@ func newFleet(dir, url string, nodes int) (f *fleet, err error) {
 		g.Close()
 		bus.Close()
 	})
-	return f, nil
+	return f
 }
 
 // messages returns the number of published and delivered messages, and their bytes.
@@ -148,7 +122,7 @@ func (f *fleet) messages() (n, size float64) {
 
 // throughput makes calls for a time, with one client per slot, and returns the calls per second and this
 // process's CPU time per call.
-func (f *fleet) throughput(clients int) (perSecond, cpu float64, err error) {
+func (f *fleet) throughput(clients int) (perSecond, cpu float64) {
 	done := make([]int, clients)
 	warmUp := 3 * *sleep // not counted, until the calls are distributed
 	from := time.Now().Add(warmUp)
@@ -171,61 +145,39 @@ func (f *fleet) throughput(clients int) (perSecond, cpu float64, err error) {
 	used := measure.CPU(unix.RUSAGE_SELF)
 	time.Sleep(time.Until(to))
 	used = measure.CPU(unix.RUSAGE_SELF) - used
-	err = <-ended
+	try(<-ended)
 	n := 0
 	for _, k := range done {
 		n += k
 	}
-	return float64(n) / lasts.Seconds(), used.Seconds() * 1000 / float64(max(n, 1)), err
+	return float64(n) / lasts.Seconds(), used.Seconds() * 1000 / float64(max(n, 1))
 }
 
 // scale measures growing numbers of nodes with sleeping payloads.
-func scale(dir, url string) error {
+func scale(dir, url string) {
 	if *profile != "" {
-		out, err := os.Create(*profile)
-		if err != nil {
-			return err
-		}
+		out := must(os.Create(*profile))
 		defer out.Close()
-		if err := pprof.StartCPUProfile(out); err != nil {
-			return err
-		}
+		try(pprof.StartCPUProfile(out))
 		defer pprof.StopCPUProfile()
 	}
 	fmt.Printf("scale: payloads sleep %v, %d places at each node, as many clients as places, one gateway, %v each\n", *sleep, *places, *lasts)
 	of := 0.0 // with one node
 	for field := range strings.SplitSeq(*counts, ",") {
-		n, err := strconv.Atoi(field)
-		if err != nil {
-			return err
-		}
-		own, err := os.MkdirTemp(dir, "scale-")
-		if err != nil {
-			return err
-		}
-		f, err := newFleet(own, url, n)
-		if err != nil {
-			return err
-		}
-		err = until("nodes", func() bool { return f.knows(n) })
-		var perSecond, cpu float64
-		var idle, idleSize, busy, busySize float64
-		if err == nil {
-			n0, size0 := f.messages()
-			const presence = 4 * time.Second // two heartbeats of each
-			time.Sleep(presence)
-			n1, size1 := f.messages()
-			idle, idleSize = (n1-n0)/presence.Seconds(), (size1-size0)/presence.Seconds()
-			began := time.Now()
-			perSecond, cpu, err = f.throughput(n * *places)
-			n2, size2 := f.messages()
-			of := time.Since(began).Seconds() * max(perSecond, 1)
-			busy, busySize = (n2-n1)/of-idle/max(perSecond, 1), (size2-size1)/of-idleSize/max(perSecond, 1)
-		}
+		n := must(strconv.Atoi(field))
+		f := newFleet(must(os.MkdirTemp(dir, "scale-")), url, n)
+		until("nodes", func() bool { return f.knows(n) })
+		n0, size0 := f.messages()
+		const presence = 4 * time.Second // two heartbeats of each
+		time.Sleep(presence)
+		n1, size1 := f.messages()
+		idle, idleSize := (n1-n0)/presence.Seconds(), (size1-size0)/presence.Seconds()
+		began := time.Now()
+		perSecond, cpu := f.throughput(n * *places)
+		n2, size2 := f.messages()
+		each := time.Since(began).Seconds() * max(perSecond, 1)
+		busy, busySize := (n2-n1)/each-idle/max(perSecond, 1), (size2-size1)/each-idleSize/max(perSecond, 1)
 		f.end()
-		if err != nil {
-			return err
-		}
 		if of == 0 {
 			of = perSecond / float64(n)
 		}
@@ -235,7 +187,6 @@ func scale(dir, url string) error {
 			n, perSecond, perSecond/of/float64(n), perSecond/best, cpu, measure.Read("/proc/loadavg"), idle, idleSize/max(idle, 1), busy, busySize)
 	}
 	fmt.Println()
-	return nil
 }
 
 // knows reports whether the gateway knows a number of nodes.
