@@ -41,18 +41,14 @@ func TestParseUser(t *testing.T) {
 // alone replaces the environment with these variables.
 func alone(t *testing.T, pairs ...string) {
 	t.Helper()
-	before := os.Environ()
-	t.Cleanup(func() {
-		os.Clearenv()
-		for _, pair := range before {
-			name, value, _ := strings.Cut(pair, "=")
-			check.OK(t, os.Setenv(name, value))
-		}
-	})
+	for _, pair := range os.Environ() {
+		name, value, _ := strings.Cut(pair, "=")
+		t.Setenv(name, value) // restores it in the end
+	}
 	os.Clearenv()
 	for _, pair := range pairs {
 		name, value, _ := strings.Cut(pair, "=")
-		check.Must(t, os.Setenv(name, value))
+		t.Setenv(name, value)
 	}
 }
 

@@ -255,7 +255,9 @@ func TestExpired(t *testing.T) {
 	im := newImage(t, imageOptions{}, tarOf(t, entry{name: "f", body: "x"}))
 	m, err := importLayout(t, s, im, Options{Name: "x", TTL: time.Millisecond})
 	check.Must(t, err)
-	time.Sleep(time.Until(expiry(t, m)))
+	at, err := time.Parse("2006-01-02T15:04:05.000Z", m.ExpiresAt)
+	check.Must(t, err)
+	time.Sleep(time.Until(at.Add(time.Millisecond)))
 	_, err = s.FindImage("x")
 	check.That(t, result.CodeOf(err) == "no-such-image" && strings.Contains(err.Error(), "has expired"), "%v", err)
 	u, err := s.Unpacked(snapshots.ImageKey(m.Digest, uint32(os.Getuid()), uint32(os.Getgid())))
@@ -272,13 +274,6 @@ func TestExpired(t *testing.T) {
 	empty(t, s)
 	names, err := os.ReadDir(filepath.Join(s.Path(), "trees"))
 	check.That(t, err == nil && len(names) == 0, "trees are left: %v, %v", names, err)
-}
-
-func expiry(t *testing.T, m *snapshots.Image) time.Time {
-	t.Helper()
-	at, err := time.Parse("2006-01-02T15:04:05.000Z", m.ExpiresAt)
-	check.Must(t, err)
-	return at.Add(time.Millisecond)
 }
 
 // Names of images are those of registries, without digests and other kinds of references.

@@ -312,7 +312,8 @@ func TestCheck(t *testing.T) {
 
 			code, out := f.run(tt.script)
 			check.That(t, code == tt.code, "exit code %d, want %d", code, tt.code)
-			before, summary, _ := cutLast(out, "\n\n")
+			i := max(0, strings.LastIndex(out, "\n\n"))
+			before, summary := out[:i], strings.TrimLeft(out[i:], "\n")
 			summary = regexp.MustCompile(`, \d+ s\n`).ReplaceAllString(summary, "\n")
 			check.NoDiff(t, cmp.Diff(tt.want, strings.ReplaceAll(summary, "check: ", "")), "summary (-want +got)")
 			check.Equal(t, strings.Contains(before, "\n    bad.go:1: the reason\n--- FAIL: TestBad (0.00s)\n"), (tt.output == fails), "shown is %q", before)
@@ -349,13 +350,6 @@ func TestSlowMachine(t *testing.T) {
 		check.That(t, strings.Contains(f.log(), want), "no %s in %s", want, f.log())
 	}
 	check.That(t, strings.Contains(out, "\ncheck: NOT ALL: this machine is 3 times slower than usual"), "it is not said: %s", out)
-}
-
-func cutLast(s, sep string) (before, after string, found bool) {
-	if i := strings.LastIndex(s, sep); i >= 0 {
-		return s[:i], s[i+len(sep):], true
-	}
-	return s, "", false
 }
 
 // The packages depend on the oldest bubblewrap that sbxrun supports.

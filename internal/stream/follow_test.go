@@ -54,14 +54,13 @@ func start(t *testing.T, ctx context.Context, ended <-chan struct{}, streams ...
 	return result
 }
 
-// answer writes each line after the follower has emitted the one before. If the follower
+// The test writes each line after the follower has emitted the one before. If the follower
 // missed a write, nothing would wake it again, and the test would time out.
-func answer(t *testing.T, rounds int) {
-	t.Helper()
+func TestFollowAtOnce(t *testing.T) {
 	f := create(t)
 	ended, lines := make(chan struct{}), make(chan string, 1)
 	result := start(t, t.Context(), ended, LogFile{reopen(t, f), hand(lines)})
-	for i := range rounds {
+	for i := range 3000 {
 		line := fmt.Sprintf("line %d\n", i)
 		write(t, f, line)
 		got := receive(t, lines, line)
@@ -71,8 +70,6 @@ func answer(t *testing.T, rounds int) {
 	err := receive(t, result, "the end")
 	check.That(t, err == nil && len(lines) == 0, "%v, %d more lines", err, len(lines))
 }
-
-func TestFollowAtOnce(t *testing.T) { answer(t, 3000) }
 
 // A follower neither misses nor repeats output written while it starts.
 func TestFollowStart(t *testing.T) {

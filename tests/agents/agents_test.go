@@ -50,14 +50,10 @@ func newPlace(t *testing.T) *place {
 	script := "#!/bin/sh\nSBXRUN_STATE_DIR='" + dir + "/state' exec '" + harness.Binary(t) + "' \"$@\"\n"
 	check.Must(t, os.Mkdir(p.bin, 0o755))
 	check.Must(t, os.WriteFile(filepath.Join(p.bin, "sbxrun"), []byte(script), 0o755))
-	p.env = []string{"HOME=" + p.home, "PATH=" + p.bin + ":" + filepath.Dir(lookNode(t)) + ":" + harness.Path, "TMPDIR=" + dir, "TERM=dumb", "CI=1"}
-	return p
-}
-
-func lookNode(t *testing.T) string {
 	node, err := exec.LookPath("node")
 	check.Must(t, err)
-	return node
+	p.env = []string{"HOME=" + p.home, "PATH=" + p.bin + ":" + filepath.Dir(node) + ":" + harness.Path, "TMPDIR=" + dir, "TERM=dumb", "CI=1"}
+	return p
 }
 
 func (p *place) write(name, text string) {

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -157,16 +158,6 @@ const (
 	refused
 	unknown
 )
-
-func number(t *testing.T, name string, usual int) int {
-	text := os.Getenv(name)
-	if text == "" {
-		return usual
-	}
-	n, err := strconv.Atoi(text)
-	check.Require(t, err == nil, "%v %v", name, err)
-	return n
-}
 
 // Whatever dies, a call has one result, runs at most once, and leaves no processes.
 func TestChaos(t *testing.T) {
@@ -545,7 +536,9 @@ func TestNATSAway(t *testing.T) {
 	o := options(t)
 	s := startNATS(t, o)
 	c := newCluster(t, url(o), 2, 1, "places = 4\n"+hostNetwork+"[rooms]\nmin = 0\nmax = 0\n")
-	away := time.Duration(number(t, "SBXRUN_CLUSTER_AWAY", 10)) * time.Second
+	seconds, err := strconv.Atoi(cmp.Or(os.Getenv("SBXRUN_CLUSTER_AWAY"), "10"))
+	check.Must(t, err)
+	away := time.Duration(seconds) * time.Second
 	g := c.gateways[0]
 	var session api.Session
 	_, e, err := g.call(t.Context(), "/v1/sessions", struct{}{}, &session)

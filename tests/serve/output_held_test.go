@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"context"
 	"crypto/tls"
 	"encoding/json"
 	"fmt"
@@ -105,7 +106,7 @@ func flood(text string) func(t *testing.T, url, token string, from net.IP) {
 						_, _ = io.WriteString(c, text) // it may have been closed
 						time.AfterFunc(pause, first)   // the server has accepted it already
 						_ = c.SetReadDeadline(time.Now().Add(harness.Bound))
-						stop := closeAfter(t, c)
+						stop := context.AfterFunc(t.Context(), func() { c.Close() })
 						_, _ = io.Copy(io.Discard, c) // until the server closes it
 						stop()
 						c.Close()
@@ -117,19 +118,6 @@ func flood(text string) func(t *testing.T, url, token string, from net.IP) {
 		t.Cleanup(all.Wait)
 		opened.Wait()
 	}
-}
-
-// closeAfter closes a connection when the test ends.
-func closeAfter(t *testing.T, c net.Conn) (stop func()) {
-	over := make(chan struct{})
-	go func() {
-		select {
-		case <-t.Context().Done():
-			c.Close()
-		case <-over:
-		}
-	}()
-	return func() { close(over) }
 }
 
 // processes starts as many background processes as the server accepts.

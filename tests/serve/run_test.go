@@ -749,14 +749,9 @@ func TestSocket(t *testing.T) {
 // fails runs a server that should exit at once.
 func fails(t *testing.T, flags ...string) (stderr string, code int) {
 	t.Helper()
-	return failsAs(t, harness.Binary(t), flags...)
-}
-
-func failsAs(t *testing.T, binary string, flags ...string) (stderr string, code int) {
-	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), harness.Bound)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, binary, append([]string{"serve"}, flags...)...)
+	cmd := exec.CommandContext(ctx, harness.Binary(t), append([]string{"serve"}, flags...)...)
 	out, _ := combined(cmd) // the test checks ProcessState
 	return string(out), cmd.ProcessState.ExitCode()
 }
