@@ -16,12 +16,9 @@ import (
 )
 
 // status returns the status of a call or process.
-func (s *server) status(method, path string, body any, want int, headers ...string) (c api.CallStatus) {
+func (s *server) status(method, path string, body any, want int, headers ...string) api.CallStatus {
 	s.t.Helper()
-	status, b := s.ask(method, path, body, headers...)
-	err := json.Unmarshal(b, &c)
-	check.Require(s.t, status == want && err == nil, "%s %s: %d %s", method, path, status, b)
-	return c
+	return decoded[api.CallStatus](s, want, method, path, body, headers...)
 }
 
 // A call's output can be read from any offset, repeatedly, while the command runs and after it.
@@ -72,9 +69,8 @@ func TestCallEnded(t *testing.T) {
 	second := s.status(http.MethodPost, "/v1/calls", sh("echo never"), http.StatusAccepted)
 	c := s.status(http.MethodDelete, "/v1/calls/"+second.ID, nil, 200)
 	check.That(t, c.State == api.Over && c.Failure != nil, "one that waited: %+v", c)
-	var list struct{ Calls []api.CallStatus }
-	_, b := s.ask(http.MethodGet, "/v1/calls", nil)
-	check.That(t, json.Unmarshal(b, &list) == nil && len(list.Calls) == 1 && list.Calls[0].State == api.Running, "%s", b)
+	list := decoded[struct{ Calls []api.CallStatus }](s, 200, http.MethodGet, "/v1/calls", nil)
+	check.That(t, len(list.Calls) == 1 && list.Calls[0].State == api.Running, "%+v", list)
 	c = s.status(http.MethodDelete, "/v1/calls/"+first.ID, nil, 200)
 	check.That(t, c.Report != nil && c.Report.Cause == "canceled" && c.Report.Teardown.Verdict == "proven", "%+v", c)
 	s.idle()
@@ -167,10 +163,8 @@ func (s *server) statusOf(call api.Call) (c api.CallStatus) {
 func TestContentStore(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "[tenant]\nfiles = \"1M\"\n")
-	status, b := s.ask(http.MethodPost, "/v1/files", strings.NewReader("hello"), "Content-Type", "application/octet-stream")
-	var f api.Stored
-	err := json.Unmarshal(b, &f)
-	check.Require(t, status == http.StatusCreated && err == nil && f.Size == 5 && f.ID == "sha256:2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824", "%d %s", status, b)
+	f := decoded[api.Stored](s, http.StatusCreated, http.MethodPost, "/v1/files", strings.NewReader("hello"), "Content-Type", "application/octet-stream")
+	check.Require(t, f.Size == 5 && f.ID == "sha256:2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824", "%+v", f)
 	s.answers(http.StatusOK, "hello", http.MethodGet, "/v1/files/"+f.ID, nil)
 	call := sh("cat in")
 	call.Files = []api.FileIn{{Path: "in", ID: f.ID}}

@@ -3,7 +3,6 @@ package serve
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"os"
@@ -24,17 +23,13 @@ import (
 func (s *server) cell(path string, c api.Cell) *api.CellAnswer {
 	s.t.Helper()
 	began := time.Now()
-	status, b := s.ask(http.MethodPost, path+"/code", c)
-	check.Require(s.t, status == http.StatusOK, "%.100q: %d %s\n%s", c.Code, status, b, s.log)
-	a := &api.CellAnswer{}
-	err := json.Unmarshal(b, a)
-	check.Require(s.t, err == nil, "%v: %s", err, b)
+	a := decoded[api.CellAnswer](s, http.StatusOK, http.MethodPost, path+"/code", c)
 	// The deadline, one second after SIGINT, and the proof.
 	took := time.Since(began)
 	check.That(s.t, c.TimeoutMS <= 0 || took <= time.Duration(c.TimeoutMS)*time.Millisecond+time.Second+harness.Slack, "%.100q took %v", c.Code, took)
 	check.That(s.t, (a.State == "lost") == (a.Interpreter != nil) && (a.Interpreter == nil || a.Interpreter.Teardown.Verdict == "proven"),
 		"%.100q: %s, %+v", c.Code, a.State, a.Interpreter)
-	return a
+	return &a
 }
 
 func python(code string) api.Cell { return api.Cell{Language: "python", Code: code} }

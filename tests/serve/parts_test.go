@@ -2,7 +2,6 @@ package serve
 
 import (
 	"bytes"
-	"encoding/json"
 	"fmt"
 	"net"
 	"net/http"
@@ -42,12 +41,9 @@ func port(t *testing.T) int {
 	return web.Listener.Addr().(*net.TCPAddr).Port
 }
 
-func (s *server) diffOf(path string) (d api.Diff) {
+func (s *server) diffOf(path string) api.Diff {
 	s.t.Helper()
-	status, b := s.ask(http.MethodGet, path+"/diff", nil)
-	err := json.Unmarshal(b, &d)
-	check.Require(s.t, status == 200 && err == nil, "%d %s", status, b)
-	return d
+	return decoded[api.Diff](s, 200, http.MethodGet, path+"/diff", nil)
 }
 
 // A session writes to an overlay over a directory of the server, which stays unchanged.
@@ -259,12 +255,9 @@ func TestVolumes(t *testing.T) {
 	s.idle()
 }
 
-func (s *server) snapshot(path, body string) (x api.Snapshot) {
+func (s *server) snapshot(path, body string, headers ...string) api.Snapshot {
 	s.t.Helper()
-	status, b := s.ask(http.MethodPost, path+"/snapshot", body)
-	err := json.Unmarshal(b, &x)
-	check.Require(s.t, status == http.StatusCreated && err == nil, "%d %s", status, b)
-	return x
+	return decoded[api.Snapshot](s, http.StatusCreated, http.MethodPost, path+"/snapshot", body, headers...)
 }
 
 // Sessions can start from a snapshot of another one, also after that has ended, and add a layer.
@@ -309,9 +302,8 @@ func TestSnapshots(t *testing.T) {
 	call := sh("cat /srv/added /srv/more")
 	call.Snapshot = second.ID
 	s.prints("/v1/run", call, "first\nsecond\n")
-	var list api.Snapshots
-	_, b := s.ask(http.MethodGet, "/v1/snapshots", nil)
-	check.That(t, json.Unmarshal(b, &list) == nil && len(list.Snapshots) == 2 && list.Snapshots[0].ID == first.ID && !strings.Contains(string(b), dir), "%s", b)
+	list := decoded[api.Snapshots](s, 200, http.MethodGet, "/v1/snapshots", nil)
+	check.That(t, len(list.Snapshots) == 2 && list.Snapshots[0].ID == first.ID && !strings.Contains(fmt.Sprint(list), dir), "%+v", list)
 	status, e := s.refused(http.MethodPost, "/v1/sessions", `{"snapshot":"first","overlay":{"name":"app"}}`)
 	check.That(t, status == 400, "%d %+v", status, e)
 	for _, id := range []string{"first", second.ID} {
@@ -367,36 +359,14 @@ func TestTenantsApart(t *testing.T) {
 	t.Parallel()
 	_, config := app(t)
 	s, _ := overTCP(t, config+"[tenants.c]\noverlays = []\nnetwork = []\n", "a", "b", "c")
-	as := func(tenant, method, path, body string) (int, string) {
-		t.Helper()
-		status, b := s.ask(method, path, body, "Authorization", "Bearer "+tenant+"-token")
-		return status, string(b)
-	}
-	make := func(tenant, body string) string {
-		t.Helper()
-		status, b := as(tenant, http.MethodPost, "/v1/sessions", body)
-		var x api.Session
-		err := json.Unmarshal([]byte(b), &x)
-		check.Require(t, status == 201 && err == nil, "%s: %d %s", tenant, status, b)
-		return "/v1/sessions/" + x.ID
-	}
-	run := func(tenant, path, line string) string {
-		t.Helper()
-		b := harness.JSON(t, sh(line))
-		_, text := as(tenant, http.MethodPost, path+"/exec", string(b))
-		var a api.Answer
-		check.Must(t, json.Unmarshal([]byte(text), &a))
-		return *a.Stdout
-	}
+	as := func(tenant string) []string { return []string{"Authorization", "Bearer " + tenant + "-token"} }
 	const body = `{"overlay":{"name":"app"},"volumes":[{"name":"cache","path":"/cache"}]}`
-	a := make("a", body)
-	run("a", a, "echo secret | tee /work/file /cache/file")
-	_, text := as("a", http.MethodPost, a+"/snapshot", `{"name":"state"}`)
-	var snap api.Snapshot
-	check.Must(t, json.Unmarshal([]byte(text), &snap))
+	a := s.session(body, as("a")...)
+	s.call(a+"/exec", sh("echo secret | tee /work/file /cache/file"), as("a")...)
+	snap := s.snapshot(a, `{"name":"state"}`, as("a")...)
 	// Another tenant's volumes of the same names are not busy, and empty.
-	b := make("b", body)
-	check.Equal(t, run("b", b, "ls /cache; ls /work"), "list\nsub\n")
+	b := s.session(body, as("b")...)
+	check.Equal(t, text(s.call(b+"/exec", sh("ls /cache; ls /work"), as("b")...).Stdout), "list\nsub\n")
 	for _, tt := range []struct{ method, path, body, want string }{
 		{http.MethodGet, "/v1/snapshots", "", `{"snapshots":[]}`},
 		{http.MethodPost, "/v1/sessions", `{"snapshot":"state"}`, string(api.NoSuchSnap)},
@@ -407,19 +377,17 @@ func TestTenantsApart(t *testing.T) {
 		{http.MethodGet, a + "/diff", "", string(api.NoSuchSession)},
 		{http.MethodPost, a + "/snapshot", "{}", string(api.NoSuchSession)},
 	} {
-		status, got := as("b", tt.method, tt.path, tt.body)
-		check.That(t, strings.Contains(got, tt.want) && !strings.Contains(got, "secret"), "%s %s: %d %s, want %s", tt.method, tt.path, status, got, tt.want)
+		status, got := s.ask(tt.method, tt.path, tt.body, as("b")...)
+		check.That(t, strings.Contains(string(got), tt.want) && !strings.Contains(string(got), "secret"), "%s %s: %d %s, want %s", tt.method, tt.path, status, got, tt.want)
 	}
-	_, got := as("c", http.MethodGet, "/v1/volumes", "")
-	check.That(t, strings.Contains(got, `"volumes":[]`), "%s", got)
+	s.answers(http.StatusOK, `"volumes":[]`, http.MethodGet, "/v1/volumes", nil, as("c")...)
 	// An empty list allows nothing.
 	for _, body := range []string{`{"overlay":{"name":"app"}}`, `{"network":{"allow":["a.example.org"]}}`} {
-		status, got := as("c", http.MethodPost, "/v1/sessions", body)
-		check.That(t, status == 403, "%s: %d %s", body, status, got)
+		s.answers(http.StatusForbidden, "", http.MethodPost, "/v1/sessions", body, as("c")...)
 	}
 	// A snapshot of a directory that the tenant may no longer use.
 	for tenant, path := range map[string]string{"a": a, "b": b} {
-		as(tenant, http.MethodDelete, path, "")
+		s.answers(http.StatusOK, "", http.MethodDelete, path, nil, as(tenant)...)
 	}
 	s.idle()
 }

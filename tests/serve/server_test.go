@@ -276,14 +276,19 @@ func (s *server) run(call api.Call) *api.Answer {
 	return s.call("/v1/run", call)
 }
 
-func (s *server) call(path string, call api.Call) *api.Answer {
+func (s *server) call(path string, call api.Call, headers ...string) *api.Answer {
 	s.t.Helper()
-	status, b := s.ask(http.MethodPost, path, call)
-	check.Require(s.t, status == http.StatusOK, "%d %s\n%s", status, b, s.log)
-	a := &api.Answer{}
-	err := json.Unmarshal(b, a)
-	check.Require(s.t, err == nil, "%v: %s", err, b)
-	check.That(s.t, !a.Started || a.Teardown.Verdict == "proven", "verdict %s: %s", a.Teardown.Verdict, b)
+	a := decoded[api.Answer](s, http.StatusOK, http.MethodPost, path, call, headers...)
+	check.That(s.t, !a.Started || a.Teardown.Verdict == "proven", "verdict %s: %+v", a.Teardown.Verdict, a)
+	return &a
+}
+
+// decoded makes a request, which must have this status, and returns the decoded answer.
+func decoded[T any](s *server, want int, method, path string, body any, headers ...string) (a T) {
+	s.t.Helper()
+	status, b := s.ask(method, path, body, headers...)
+	err := json.Unmarshal(b, &a)
+	check.Require(s.t, status == want && err == nil, "%s %s: %d %s\n%s", method, path, status, b, s.log)
 	return a
 }
 

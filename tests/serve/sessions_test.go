@@ -23,13 +23,9 @@ import (
 )
 
 // session creates a session, and returns its path.
-func (s *server) session(body string) string {
+func (s *server) session(body string, headers ...string) string {
 	s.t.Helper()
-	status, b := s.ask(http.MethodPost, "/v1/sessions", body)
-	var x api.Session
-	err := json.Unmarshal(b, &x)
-	check.Require(s.t, status == http.StatusCreated && err == nil, "%d %s", status, b)
-	return "/v1/sessions/" + x.ID
+	return "/v1/sessions/" + decoded[api.Session](s, http.StatusCreated, http.MethodPost, "/v1/sessions", body, headers...).ID
 }
 
 func TestSession(t *testing.T) {
@@ -49,9 +45,8 @@ func TestSession(t *testing.T) {
 	_, e := s.refused(http.MethodPost, path+"/exec", sh("true"))
 	check.That(t, e.Failure.Code == api.Ended && strings.Contains(e.Failure.Message, "killed"), "%+v", e)
 	s.refuses(api.NoSuchSession, http.MethodGet, "/v1/sessions/none", nil)
-	var list struct{ Sessions []api.Session }
-	_, b := s.ask(http.MethodGet, "/v1/sessions", nil)
-	check.That(t, json.Unmarshal(b, &list) == nil && len(list.Sessions) == 1 && strings.HasSuffix(other, list.Sessions[0].ID), "%s", b)
+	list := decoded[struct{ Sessions []api.Session }](s, 200, http.MethodGet, "/v1/sessions", nil)
+	check.That(t, len(list.Sessions) == 1 && strings.HasSuffix(other, list.Sessions[0].ID), "%+v", list)
 }
 
 // A session ends when it is unused, and at the end of its lifetime, whatever runs.
@@ -217,12 +212,8 @@ func TestSessionFiles(t *testing.T) {
 		status, b = s.ask(http.MethodPut, path+"/files/"+name, strings.NewReader("x"), octet...)
 		check.That(t, status >= 300, "PUT %s: %d %s", name, status, b)
 	}
-	var list struct {
-		Files []struct{ Path, Type string }
-	}
-	_, b := s.ask(http.MethodGet, path+"/files", nil)
-	err := json.Unmarshal(b, &list)
-	check.That(t, err == nil && fmt.Sprint(list.Files) == "[{d directory} {d/e directory} {d/e/f.txt file} {dirlink link} {fifo other} {link link}]", "%v", list.Files)
+	list := decoded[struct{ Files []struct{ Path, Type string } }](s, 200, http.MethodGet, path+"/files", nil)
+	check.Equal(t, fmt.Sprint(list.Files), "[{d directory} {d/e directory} {d/e/f.txt file} {dirlink link} {fifo other} {link link}]")
 	s.answers(204, "", http.MethodDelete, path+"/files/link", nil)
 	s.refuses(api.NoSuchFile, http.MethodGet, path+"/files/none", nil)
 	// More than there is room for, at once and step by step.
