@@ -14,7 +14,7 @@ import (
 )
 
 // execute runs the Python code of a request, for ten seconds at most, and answers with how
-// it ended. Who goes away has it ended.
+// it ended. If the client disconnects, the code is ended.
 func execute(w http.ResponseWriter, r *http.Request) {
 	var request struct{ Code string }
 	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<20)).Decode(&request); err != nil {
@@ -36,7 +36,7 @@ func execute(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, failure.Message, http.StatusInternalServerError)
 		return
 	}
-	_ = json.NewEncoder(w).Encode(map[string]any{ // who has gone away reads nothing
+	_ = json.NewEncoder(w).Encode(map[string]any{ // the client may have disconnected
 		"cause": result.Cause, "exit_code": result.ExitCode(), "stdout": stdout.String(), "stderr": stderr.String(),
 	})
 }
