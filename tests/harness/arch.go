@@ -1,3 +1,3 @@
 package harness
 
-import _ "github.com/sbxrun/sbxrun/internal/arch" // stops the build on other architectures than amd64 and arm64
+import _ "github.com/sbxrun/sbxrun/internal/arch" // fails the build except on amd64 and arm64

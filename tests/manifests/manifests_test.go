@@ -214,7 +214,7 @@ func TestKubernetesCluster(t *testing.T) {
 			t.Errorf("%s: %s", name, text)
 		}
 	}
-	// Their permissions are those of nats.conf, which has tests.
+	// Their permissions match nats.conf, which has tests.
 	text := string(read(t, "cluster/nats-values.yaml"))
 	for _, m := range regexp.MustCompile(`"((?:sbxrun|\$|_INBOX)[^"]*)"`).FindAllStringSubmatch(string(read(t, "cluster/nats.conf")), -1) {
 		if subject := regexp.MustCompile(`\bnode1\b`).ReplaceAllString(m[1], "sbxrun-node-0"); !regexp.MustCompile(`\bnode[2-9]\b`).MatchString(subject) &&
@@ -262,7 +262,7 @@ func TestKEDA(t *testing.T) {
 	}
 }
 
-// kubernetes is the version that the schemas come from, that of the types in go.mod.
+// kubernetes is the version that the schemas come from. The types in go.mod have the same version.
 const kubernetes = "k8s.io/kubernetes@v1.37.2"
 
 // The files fit the schemas of Kubernetes.
