@@ -31,7 +31,7 @@ type Spec struct {
 	Remove             bool          // whether to remove the record at the end, unless the teardown is unproven
 
 	LogMax       int64 // maximum bytes of each log
-	KillAtLogMax bool  // whether to end the sandbox at more output
+	KillAtLogMax bool  // whether to end the sandbox if it writes more
 
 	Probe Probe
 }
