@@ -164,7 +164,7 @@ func TestConn(t *testing.T) {
 						return
 					}
 					text, err := io.ReadAll(c)
-					check.That(t, err == nil && bytes.Equal(text, sent), "%d of %d bytes arrive, or others: %v", len(text), len(sent), err)
+					check.That(t, err == nil && bytes.Equal(text, sent), "%d of %d bytes arrive, or different ones: %v", len(text), len(sent), err)
 					_, err = c.Write(text)
 					check.OK(t, err)
 					c.Close()
@@ -351,7 +351,7 @@ func TestCutOff(t *testing.T) {
 	bus := &fakeBus{lose: func(data []byte) bool { return cut.Load() && data[0]&opens == 0 }}
 	dials, accepts, _ := pair(t, bus)
 	dial := func() (c, other *Conn) {
-		cut.Store(true) // the beginning arrives, and no answer
+		cut.Store(true) // the first frame arrives, but no answer
 		c, other = connect(t, dials, accepts)
 		c.mu.Lock()
 		defer c.mu.Unlock()

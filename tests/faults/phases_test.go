@@ -127,7 +127,7 @@ func (ph phase) strike(t *testing.T, try, victim int, start func(words ...string
 		payload = busy
 	}
 	flags := []string{"--timeout", "5"}
-	if ph.name == "grace" { // the trap must be set before the timeout, so that grows
+	if ph.name == "grace" { // the command must set its trap before the timeout, which therefore grows
 		flags = []string{"--timeout", (50 * time.Millisecond << min(try, 6)).String(), "--grace", "2"}
 	}
 	r := start(slices.Concat(flags, payload)...)

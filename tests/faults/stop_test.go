@@ -198,7 +198,7 @@ func TestEndedLate(t *testing.T) {
 func TestUnprovenReturns(t *testing.T) {
 	patience := harness.Deadline(2 * time.Second)
 	r, pids := begun(t, []string{"--proof-timeout", patience.String()}, busy)
-	runtime.LockOSThread() // a tracer is a thread
+	runtime.LockOSThread() // only the thread that attached can trace
 	defer runtime.UnlockOSThread()
 	if _, _, errno := unix.Syscall6(unix.SYS_PTRACE, unix.PTRACE_SEIZE, uintptr(pids[rolePayload]), 0, unix.PTRACE_O_TRACEEXIT, 0, 0); errno != 0 {
 		r.abort()

@@ -9,8 +9,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/check"
 )
 
-// Said runs a command with a terminal as stderr, and returns what it has written there. start
-// starts it with the given options.
+// Said runs a command with a terminal as stderr, and returns the text written to it. start
+// starts the command with the given options.
 func Said(t T, start func(Options) *Process) (r *Result, text string) {
 	t.Helper()
 	ptmx, tty, err := pty.Open()

@@ -32,7 +32,7 @@ import (
 // All clients behave alike: each has a driver that executes the steps of one table, and the
 // results are compared with the table.
 
-// step is an operation of a client. args and want are JSON; $op stands for the ID that the last such operation has
+// step is an operation of a client. args and want are JSON; $op stands for the ID that the last such operation
 // returned. Members that want does not have are ignored. Three operations are the test's own: after waits until a
 // command runs, left until it does not, and canceled until the server's log has a canceled call or cell.
 type step struct {

@@ -393,7 +393,7 @@ func readable(b *tab) {
 	}
 }
 
-// screenshots takes those of the documentation, in the directory SBXRUN_SCREENSHOTS.
+// screenshots takes the screenshots of the documentation, in the directory SBXRUN_SCREENSHOTS.
 func screenshots(b *tab) {
 	b.Helper()
 	dir := os.Getenv("SBXRUN_SCREENSHOTS")
