@@ -174,7 +174,7 @@ func TestMountRace(t *testing.T) {
 		"deep":           {"--ro-bind", "S:P/cache/x/y/z"},
 		"in another":     {"--bind", "S:P/cache", "--tmpfs", "P/cache/x"},
 		"in a read-only": {"--ro-bind", "P:/mnt/ro", "--tmpfs", "/mnt/ro/cache/there"},
-		"overlay":        {"--overlay", "S:P/cache/x"},
+		"overlay":        layer(t, "--overlay", "S:P/cache/x"),
 		"upper":          {"--overlay", "S:P/cache/x", "--upper", "U"},
 		"volume":         {"--volume", "v:P/cache/x"},
 	} {
@@ -207,7 +207,7 @@ func TestMountRace(t *testing.T) {
 			}
 			args = append(args, "true")
 			run := func() *harness.Result {
-				return harness.Run(t, harness.Options{Dir: project, Env: []string{state, "XDG_DATA_HOME=" + top + "/data"}}, args...)
+				return harness.Run(t, harness.Options{Dir: project, Env: []string{state, "SBXRUN_DATA_DIR=" + top + "/data"}}, args...)
 			}
 			r := run()
 			check.Require(t, r.ExitCode == 0, "with nobody in its way: %d, %s", r.ExitCode, r.Stderr)
