@@ -35,11 +35,6 @@ func wantOriginal(t *testing.T, dir string) {
 	check.That(t, len(names) == 2 && string(text) == "old\n" && string(deep) == "deep\n", "the original was changed: %q, %q, %q", names, text, deep)
 }
 
-// changes modifies a directory in all ways: changed files, a replaced directory, a removed file.
-const changes = `echo new >file; rm -r sub; mkdir sub; echo x >sub/other; mkdir made; ln -s file link; cat file sub/other; ls`
-
-const changed = "new\nx\nfile\nlink\nmade\nsub\n"
-
 // A layer on disk is in use as long as any process can write to it, also when sbxrun was killed
 // and its keeper is stopped.
 func TestUpperHeld(t *testing.T) {
