@@ -56,7 +56,7 @@ export SBXRUN_TESTS_NO_SKIP=1 SBXRUN_TESTS_SLOW=60 SBXRUN_SOAK=8
 
 # tests PACKAGE PATTERN SKIP: runs the tests of a package that match the pattern.
 tests() {
-    "$work/bin/${1##*/}.test" -test.v -test.timeout 40m -test.parallel 4 -test.run "$2" ${3:+-test.skip "$3"} 2>&1 </dev/null
+    "$work/bin/${1##*/}.test" -test.v -test.timeout 80m -test.parallel 4 -test.run "$2" ${3:+-test.skip "$3"} 2>&1 </dev/null
 }
 
 failed=0

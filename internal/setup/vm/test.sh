@@ -68,7 +68,7 @@ tar -c --exclude=./.git --exclude=./bin --exclude=./.task . >"$work/tree.tar"
 
 # In the background, because the shell handles a signal only after a command in the foreground has ended.
 status=0
-"$here/run.sh" --memory 3072 --timeout 3600 "${options[@]}" --user root --cgroup root --share "$work" -- \
+"$here/run.sh" --memory 3072 --timeout 7200 "${options[@]}" --user root --cgroup root --share "$work" -- \
     'exec bash /share/suite.sh' &
 machine=$!
 wait "$machine" || status=$?
