@@ -26,7 +26,7 @@ tar -c --exclude=./.git --exclude=./bin . >"$work/tree.tar"
 cat >"$work/tests" <<'LIST'
 internal/proc Keeper|MakeThreads|AsUser|Process
 internal/seccomp Judge|Size|Kernel
-tests TestTrees/(sleep|setsid|daemon|term-immune)|TestScripts/exit-code|TestL03
+tests TestTrees/(sleep|setsid|daemon|term-immune)|TestScripts/exit-code
 LIST
 
 cat >"$work/guest.sh" <<'GUEST'
