@@ -181,7 +181,7 @@ func TestNoNetwork(t *testing.T) {
 func TestEngineRootBinds(t *testing.T) {
 	t.Parallel()
 	if !harness.Root() {
-		return // an ordinary user owns what it binds
+		return // an ordinary user owns the bound directories
 	}
 	dir := harness.Dir(t)
 	place := filepath.Join(dir, "place")

@@ -139,26 +139,10 @@ func TestIdmapRefused(t *testing.T) {
 // exchange exchanges two names until stop is called. Each state lasts for a moment.
 func exchange(t *testing.T, a, b string) (stop func()) {
 	t.Helper()
-	quit, stopped := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(stopped)
-		for {
-			select {
-			case <-quit:
-				return
-			case <-time.After(400 * time.Microsecond):
-				_ = unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE) // the test sees the result
-			}
-		}
-	}()
-	stop = func() {
-		select {
-		case <-quit:
-		default:
-			close(quit)
-		}
-		<-stopped
-	}
+	stop = harness.Meanwhile(func() {
+		time.Sleep(400 * time.Microsecond)
+		_ = unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE) // the test sees the result
+	})
 	t.Cleanup(stop)
 	return stop
 }
@@ -288,8 +272,8 @@ func TestLinkedWorkdir(t *testing.T) {
 	}
 }
 
-// If /home is a symbolic link, $PWD in it leads to the current directory in the sandbox, too, although the sandbox has a
-// /home of its own.
+// If /home is a symbolic link, $PWD in it leads to the current directory in the sandbox, too, although the sandbox has
+// its own /home.
 func TestLinkedHome(t *testing.T) {
 	t.Parallel()
 	dir, tree := harness.SharedDir(t), rootTree(t)

@@ -137,8 +137,8 @@ func TestImageErrors(t *testing.T) {
 	}
 }
 
-// An image goes through its whole life on a tmpfs and on an overlayfs. What a file system cannot do is one line with a
-// remedy.
+// An image goes through its whole life on a tmpfs and on an overlayfs. For an operation that a file system does not
+// support, the error is one line with a remedy.
 func TestImageDisks(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)

@@ -59,7 +59,7 @@ func TestReportRefused(t *testing.T) {
 		name, why string
 	}{{0o555, "r", "permission denied"}, {0o1777, "file", theirs}, {0o1777, "link", theirs}} {
 		o := harness.Options{Bare: true}
-		if harness.Root() { // who can write everywhere
+		if harness.Root() { // root can write everywhere
 			o.Wrap = harness.As(23456)
 			check.Must(t, os.WriteFile(dir+"/file", nil, 0o666))
 			_ = os.Symlink("file", dir+"/link") // it may be there

@@ -21,8 +21,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
 
-// ahead is an interpreter that is started before its program is known, in a warm room for a tenant who has run a
-// program with the same policy before. The program's file is a FIFO at first, and the interpreter blocks when it
+// ahead is an interpreter started before its program is known, in a warm room for a tenant that has already run a
+// program with the same policy. The program's file is a FIFO at first, and the interpreter blocks when it
 // reads it. Its name is then removed, which frees it for the real file, and the program is written to the FIFO. Calls
 // share nothing, and the interpreter does not notice.
 type ahead struct {

@@ -54,7 +54,7 @@ func TestIdentity(t *testing.T) {
 		"namespace":    func(id *Identity) { id.PIDNS++ },
 		"no namespace": func(id *Identity) { id.PIDNS = 0 },
 		"no such pid":  func(id *Identity) { id.PID = 1 << 22 },
-		"pid 1":        func(id *Identity) { id.PID, id.Start, id.PIDNS = 1, first.Start, ns }, // all of it correct
+		"pid 1":        func(id *Identity) { id.PID, id.Start, id.PIDNS = 1, first.Start, ns }, // correct, but PID 1
 		"pid 0":        func(id *Identity) { id.PID = 0 },
 		"pid -1":       func(id *Identity) { id.PID = -1 },
 		"a group":      func(id *Identity) { id.PID = -id.PID },
@@ -136,8 +136,8 @@ func lowestDescriptor(t *testing.T) int {
 	return lowest
 }
 
-// Neither an identity nor a handle of a process reaches another one with the same PID in the same namespace. In a PID
-// namespace of its own, the test can choose the next PID.
+// Neither an identity nor a handle of a process reaches another one with the same PID in the same namespace. In its
+// own PID namespace, the test can choose the next PID.
 func TestPIDReuse(t *testing.T) {
 	const inside = "SBXRUN_TEST_IN_NAMESPACE"
 	if os.Getenv(inside) == "" {

@@ -940,7 +940,7 @@ func startedID(c *harness.Process) string {
 	var told struct {
 		ID string `json:"id"`
 	}
-	_ = json.Unmarshal([]byte(c.Output()), &told) // nothing, or not all of it yet
+	_ = json.Unmarshal([]byte(c.Output()), &told) // the output may still be incomplete
 	return told.ID
 }
 

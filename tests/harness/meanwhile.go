@@ -2,7 +2,7 @@ package harness
 
 import "sync"
 
-// Meanwhile repeats do in the background until stop, which returns when it has ended.
+// Meanwhile calls do repeatedly in the background until stop is called. stop waits for the last call to return.
 func Meanwhile(do func()) (stop func()) {
 	over, ended := make(chan struct{}), make(chan struct{})
 	go func() {

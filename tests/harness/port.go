@@ -27,7 +27,7 @@ func RefusingAddress(t T) string {
 	return fmt.Sprintf("127.0.0.1:%d", port)
 }
 
-// SilentPort returns a port of 127.0.0.1 on which nobody accepts connections and that lets more of them wait.
+// SilentPort returns a port of 127.0.0.1 whose backlog of connections is full, and which never accepts one.
 func SilentPort(t T) int {
 	t.Helper()
 	fd, port := bound(t)

@@ -388,8 +388,8 @@ func StartCommand(cmd *exec.Cmd) (done func(), err error) {
 	return Register(func() (int, error) { return StartBare(cmd) })
 }
 
-// StartBare starts a command without ambient capabilities, which the parts of TestSoak have. They belong to a thread,
-// and a child inherits those of the thread that forks.
+// StartBare starts a command without ambient capabilities, which the parts of TestSoak have. Capabilities
+// belong to a thread, and a child inherits them from the thread that forks.
 func StartBare(cmd *exec.Cmd) (pid int, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
