@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"testing"
@@ -116,6 +117,55 @@ func TestLongCalls(t *testing.T) {
 	long[1]()
 	for i, want := range []bool{false, false, true, true} {
 		check.Equal(t, isIn(waiting[i]), want, "call %d", i)
+	}
+}
+
+// Tenants that always have calls waiting hold the places for equally long, however many calls they make and
+// however long these run. The time is simulated.
+func TestShares(t *testing.T) {
+	const places, ticks = 6, 2000
+	g := NewScheduler(places)
+	r := rand.New(rand.NewPCG(1, 2))
+	tenants := []struct {
+		name     string
+		calls    int // running and waiting
+		duration func() int
+	}{
+		{"many", 16, func() int { return 1 + r.IntN(10) }},
+		{"short", 7, func() int { return 1 }},
+		{"long", 7, func() int { return 50 + r.IntN(100) }},
+	}
+	all := make([][]*Ticket, len(tenants))
+	ends := map[*Ticket]int{}
+	held := make([]int, len(tenants))
+	for now := range ticks {
+		for i, of := range tenants {
+			all[i] = slices.DeleteFunc(all[i], func(u *Ticket) bool {
+				if end, runs := ends[u]; !runs || end > now {
+					return false
+				}
+				u.Leave()
+				delete(ends, u)
+				return true
+			})
+			for len(all[i]) < of.calls {
+				u, err := g.Join(of.name, Ceilings{Queue: of.calls})
+				check.Must(t, err)
+				all[i] = append(all[i], u)
+			}
+		}
+		for i, of := range tenants {
+			for _, u := range all[i] {
+				if _, runs := ends[u]; !runs && isIn(u) {
+					ends[u] = now + of.duration()
+				}
+			}
+			held[i] += g.Use(of.name).Running
+		}
+	}
+	for i, of := range tenants {
+		share := float64(held[i]*len(tenants)) / (places * ticks)
+		check.That(t, share > 0.9, "%s held %.2f of its share", of.name, share)
 	}
 }
 
