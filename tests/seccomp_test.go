@@ -125,7 +125,7 @@ func TestPrivilegesOfWrittenFiles(t *testing.T) {
 }
 
 // ioctls tries those that would outlast the command on the caller's terminal, and those that programs need.
-const ioctls = `import errno, fcntl, struct, termios
+const ioctls = `import errno, fcntl, os, struct, termios
 for name, number in ("TIOCEXCL", 0x540C), ("TIOCSETD", 0x5423), ("TIOCSTI", 0x5412), ("TIOCLINUX", 0x541C), ("TCXONC", 0x540A):
     try:
         fcntl.ioctl(0, number, struct.pack("i", 0))
@@ -135,6 +135,16 @@ for name, number in ("TIOCEXCL", 0x540C), ("TIOCSETD", 0x5423), ("TIOCSTI", 0x54
             print(name, errno.errorcode[e.errno])
 termios.tcsetattr(0, termios.TCSANOW, termios.tcgetattr(0))
 fcntl.ioctl(0, termios.TIOCGWINSZ, b"12345678")
+
+# The kernel would signal the foreground process group of the caller's terminal.
+for command, value in (fcntl.F_SETFL, os.O_ASYNC | os.O_RDWR), (10, 9): # F_SETSIG, SIGKILL
+    try:
+        print(command, fcntl.fcntl(0, command, value))
+    except PermissionError:
+        pass
+fcntl.ioctl(0, 0x5452, struct.pack("i", 1)) # FIOASYNC, which nginx needs
+if fcntl.fcntl(0, fcntl.F_GETFL) & os.O_ASYNC:
+    print("O_ASYNC is set")
 print("end")
 `
 

@@ -49,8 +49,8 @@ const (
 	option   // setsockopt(2), arguments 1 and 2: see options
 	send2    // argument 2 has flags of send(2): EOPNOTSUPP with MSG_OOB
 	send3    // the same for argument 3
-	request  // ioctl(2), argument 1: EPERM for those in ioctls
-	lease    // fcntl(2), argument 1: EPERM for F_SETLEASE
+	request  // ioctl(2), argument 1: EPERM for those in ioctls; FIOASYNC, which sets O_ASYNC, is ignored
+	control  // fcntl(2), arguments 1 and 2: EPERM for F_SETLEASE, F_SETDELEG, F_SETSIG, and F_SETFL with O_ASYNC
 	ofInit   // argument 0 is a PID: EPERM for init's
 	priority // setpriority(2), arguments 0 and 1: EPERM for init, and for all processes of a user
 	limit    // setrlimit(2), argument 0: RLIMIT_CORE is ignored
@@ -85,8 +85,12 @@ var table = [...]row{
 	{"ioctl", request, [columns]uint32{16, 54, 29, 54}},
 	// Processes of the host that open a visible file would wait 45 s for the holder of a lease
 	// (proc_sys_fs(5), lease-break-time).
-	{"fcntl", lease, [columns]uint32{72, 55, 25, 55}},
-	{"fcntl64", lease, [columns]uint32{none, 221, none, 221}},
+	//
+	// With O_ASYNC on a terminal that is the command's stdin, the kernel signals the terminal's foreground process group,
+	// which contains sbxrun, at each input, and F_SETSIG can make that signal SIGKILL. FIOASYNC succeeds without effect,
+	// because nginx cannot start its workers without it.
+	{"fcntl", control, [columns]uint32{72, 55, 25, 55}},
+	{"fcntl64", control, [columns]uint32{none, 221, none, 221}},
 	// prlimit64 only requires the same uid, and RLIMIT_CPU kills init.
 	//
 	// The command runs with RLIMIT_CORE 1. With 0, a core_pattern that is a pipe makes the kernel feed the core to a
@@ -251,6 +255,7 @@ var ioctls = [...]uint32{
 // Package unix lacks these names.
 const (
 	tiocLinux      = 0x541c     // TIOCLINUX
+	fioAsync       = 0x5452     // FIOASYNC
 	btrfsSync      = 0x9408     // BTRFS_IOC_SYNC
 	btrfsStartSync = 0x80089418 // BTRFS_IOC_START_SYNC
 	btrfsWaitSync  = 0x40089416 // BTRFS_IOC_WAIT_SYNC

@@ -65,7 +65,7 @@ func (f Filter) Program() []unix.SockFilter {
 }
 
 func (f Filter) program(goarch string) program {
-	p := make(program, 0, 420) // allocate once: every payload needs it
+	p := make(program, 0, 430) // allocate once: every payload needs it
 	// Jumps to the rules, which the architectures share.
 	var ways [2 * rules]struct {
 		rule rule
@@ -264,8 +264,12 @@ func (p *program) verdict(r rule) {
 		p.answer(noFlag)
 	case request:
 		answerIf(1, ioctls[:], refused)
-	case lease:
-		answerIf(1, []uint32{unix.F_SETLEASE, unix.F_SETDELEG}, refused) // Linux 6.19 has the second
+		answerIf(1, []uint32{fioAsync}, ignored)
+	case control:
+		answerIf(1, []uint32{unix.F_SETLEASE, unix.F_SETDELEG, unix.F_SETSIG}, refused) // Linux 6.19 has the second
+		flags := p.among([]uint32{unix.F_SETFL})
+		refuseIfSet(2, unix.O_ASYNC)
+		p.otherwise(flags)
 	case ofInit:
 		answerIf(0, []uint32{1}, refused)
 	case limit:

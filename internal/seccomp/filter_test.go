@@ -93,13 +93,15 @@ func TestJudge(t *testing.T) {
 		send2: {{[]uint32{0, unix.MSG_OOB, unix.MSG_NOSIGNAL | unix.MSG_MORE, unix.MSG_OOB}, allow}, {[]uint32{0, 0, unix.MSG_OOB | unix.MSG_DONTWAIT}, noFlag}},
 		send3: {{[]uint32{0, unix.MSG_OOB, unix.MSG_OOB, unix.MSG_NOSIGNAL}, allow}, {[]uint32{0, 0, 0, unix.MSG_OOB | unix.MSG_DONTWAIT}, noFlag}},
 		request: {{[]uint32{0, unix.FS_IOC_GETFLAGS}, allow}, {[]uint32{0, 0xc0506617}, refused}, {[]uint32{0, 0xc0406618}, refused}, {[]uint32{0, 0x9408}, refused}, {[]uint32{0, unix.SIOCBRADDBR}, refused}, {[]uint32{0, unix.SIOCGIFCONF}, allow},
-			{[]uint32{0, unix.TCGETS}, allow}, {[]uint32{0, unix.TIOCSWINSZ}, allow}, {[]uint32{unix.TIOCSTI, unix.TCSETS}, allow}, {[]uint32{0, unix.TIOCSTI}, refused}, {[]uint32{0, unix.TIOCEXCL}, refused}, {[]uint32{0, unix.TIOCSETD}, refused}, {[]uint32{0, tiocLinux}, refused}, {[]uint32{0, unix.TCXONC}, refused}},
+			{[]uint32{0, unix.TCGETS}, allow}, {[]uint32{0, unix.TIOCSWINSZ}, allow}, {[]uint32{unix.TIOCSTI, unix.TCSETS}, allow}, {[]uint32{0, unix.TIOCSTI}, refused}, {[]uint32{0, unix.TIOCEXCL}, refused}, {[]uint32{0, unix.TIOCSETD}, refused}, {[]uint32{0, tiocLinux}, refused}, {[]uint32{0, unix.TCXONC}, refused}, {[]uint32{0, fioAsync}, ignored}},
 		option: {{[]uint32{0, unix.SOL_SOCKET, unix.SO_LINGER}, ignored}, {[]uint32{unix.SOL_SOCKET, unix.SO_LINGER, 0}, allow}, {[]uint32{0, unix.SOL_SOCKET, unix.SO_REUSEADDR}, allow}, {[]uint32{0, unix.IPPROTO_TCP, unix.SO_LINGER}, allow},
 			{[]uint32{0, unix.SOL_SOCKET, unix.SO_RCVBUF}, ignored}, {[]uint32{0, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE}, ignored}, {[]uint32{0, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER}, refused}, {[]uint32{0, unix.SOL_SOCKET, unix.SO_ATTACH_REUSEPORT_EBPF}, refused},
 			{[]uint32{0, unix.IPPROTO_UDP, udpCork}, noOption}, {[]uint32{0, unix.IPPROTO_UDP, udpEncap}, noOption}, {[]uint32{0, unix.IPPROTO_UDP, unix.UDP_SEGMENT}, allow}, {[]uint32{0, unix.IPPROTO_TCP, unix.TCP_ULP}, noUpper},
 			{[]uint32{0, unix.IPPROTO_TCP, unix.TCP_NODELAY}, allow}, {[]uint32{0, unix.IPPROTO_TCP, tcpAOAddKey}, noOption}, {[]uint32{0, unix.IPPROTO_IPV6, unix.IPV6_2292PKTOPTIONS}, refused}, {[]uint32{0, unix.IPPROTO_IP, unix.IP_XFRM_POLICY}, refused}, {[]uint32{0, unix.IPPROTO_IP, unix.IP_TOS}, allow}, {[]uint32{0, unix.IPPROTO_IPV6, unix.IPV6_ADDRFORM}, refused},
 			{[]uint32{0, unix.IPPROTO_IPV6, flowLabel}, refused}, {[]uint32{0, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY}, allow}, {[]uint32{0, unix.IPPROTO_TCP, flowLabel}, allow}},
-		lease:  {{[]uint32{0, unix.F_GETFD}, allow}, {[]uint32{unix.F_SETLEASE, unix.F_GETLEASE}, allow}, {[]uint32{0, unix.F_SETLEASE}, refused}, {[]uint32{0, unix.F_SETDELEG}, refused}},
+		control: {{[]uint32{0, unix.F_GETFD}, allow}, {[]uint32{unix.F_SETLEASE, unix.F_GETLEASE}, allow}, {[]uint32{0, unix.F_SETLEASE}, refused}, {[]uint32{0, unix.F_SETDELEG}, refused},
+			{[]uint32{0, unix.F_SETFL, unix.O_NONBLOCK | unix.O_APPEND}, allow}, {[]uint32{0, unix.F_GETFL, unix.O_ASYNC}, allow}, {[]uint32{0, unix.F_SETOWN, unix.O_ASYNC}, allow},
+			{[]uint32{0, unix.F_SETFL, unix.O_ASYNC | unix.O_NONBLOCK}, refused}, {[]uint32{0, unix.F_SETSIG, uint32(unix.SIGKILL)}, refused}},
 		ofInit: {{[]uint32{0}, allow}, {[]uint32{2, 1}, allow}, {[]uint32{1}, refused}},
 		priority: {{[]uint32{unix.PRIO_PROCESS, 0, 19}, allow}, {[]uint32{unix.PRIO_PROCESS, 2, 1}, allow}, {[]uint32{unix.PRIO_PGRP, 0, 1}, allow},
 			{[]uint32{unix.PRIO_PROCESS, 1, 19}, refused}, {[]uint32{unix.PRIO_USER, 0, 19}, refused}, {[]uint32{unix.PRIO_USER, 1000, 19}, refused}},
@@ -174,7 +176,7 @@ func TestUnknown(t *testing.T) {
 // TestSize bounds the filter: the kernel compiles it for every payload.
 func TestSize(t *testing.T) {
 	for _, f := range []Filter{Default, Namespaces} {
-		if n := len(f.Program()); n > 420 {
+		if n := len(f.Program()); n > 430 {
 			t.Errorf("%+v: %d instructions", f, n)
 		} else {
 			t.Logf("%+v: %d instructions", f, n)
@@ -200,7 +202,7 @@ func TestTable(t *testing.T) {
 		send3:       "send sendto sendmmsg",
 		option:      "setsockopt",
 		request:     "ioctl",
-		lease:       "fcntl fcntl64",
+		control:     "fcntl fcntl64",
 		ofInit:      "sched_setparam sched_setscheduler sched_setaffinity sched_setattr",
 		priority:    "setpriority",
 		limit:       "setrlimit",
