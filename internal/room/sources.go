@@ -29,13 +29,11 @@ func (p *Plan) ownerToMap(o *op, filtered bool) (*proc.Cred, error) {
 		return nil, nil
 	}
 	source := o
-	if in := o.mount.In; in != "" {
+	if o.mount.In != "" {
 		// The sandbox gets the rights of the owner of the whole bind.
-		i := slices.IndexFunc(p.ops, func(other op) bool { return other.dst == in && other.st != nil })
-		if i < 0 {
+		if source = p.outer(o); source == nil {
 			return nil, nil
 		}
-		source = &p.ops[i]
 	}
 	owner := proc.Cred{UID: source.st.Uid, GID: source.st.Gid}
 	if owner.UID == p.cred.UID && owner.GID == p.cred.GID {
@@ -266,18 +264,34 @@ func (p *Plan) stage(filtered bool) error {
 // permissions. Then no ACL grants any, because the group bits are the mask of the ACL (acl(5)).
 func closed(st *unix.Stat_t, cred *proc.Cred) bool { return st.Uid != cred.UID && st.Mode&0o077 == 0 }
 
+// outer returns the open bind that contains the source of o ([Mount.In]), or nil.
+func (p *Plan) outer(o *op) *op {
+	if i := slices.IndexFunc(p.ops, func(other op) bool { return other.dst == o.mount.In && other.st != nil }); i >= 0 {
+		return &p.ops[i]
+	}
+	return nil
+}
+
 // open opens the source of one of the user's binds, once: wherever its path leads later, the sandbox gets this file
 // or directory, or does not start. For root, it follows no link that others could have created (package safeopen),
 // because an earlier payload may have left one in a directory that it could write to.
+//
+// The user did not name a source within another bind. It is opened beneath that bind, without following links, because
+// another sandbox with the same bind may replace it with a link at any time.
 func (p *Plan) open(o *op) (err error) {
 	if o.mount == nil {
 		return nil
 	}
 	if o.from == nil {
 		fd, name := -1, o.source()
-		if p.cred != nil {
+		switch in := p.outer(o); {
+		case o.mount.In != "" && in == nil:
+			err = unix.ENOENT
+		case in != nil:
+			fd, err = safeopen.Beneath(proc.Descriptor(in.from), strings.TrimPrefix(strings.TrimPrefix(o.dst, in.dst), "/"), unix.O_PATH, 0, 0)
+		case p.cred != nil:
 			fd, err = safeopen.Open(name)
-		} else {
+		default:
 			fd, err = unix.Open(name, unix.O_PATH|unix.O_CLOEXEC, 0)
 		}
 		if err == nil {
@@ -288,6 +302,9 @@ func (p *Plan) open(o *op) (err error) {
 		o.st = new(unix.Stat_t)
 		err = unix.Fstat(proc.Descriptor(o.from), o.st)
 	}
+	if err == nil && o.st.Mode&unix.S_IFMT == unix.S_IFLNK { // O_PATH opens a link itself
+		err = unix.ELOOP
+	}
 	if err == nil && p.cred != nil {
 		o.src, err = realPath(o.from)
 	}
@@ -295,6 +312,9 @@ func (p *Plan) open(o *op) (err error) {
 		return nil
 	}
 	e := &result.Error{Code: "bind-source", Message: fmt.Sprintf("cannot bind %q: %v", o.src, err), Hint: proc.DescriptorsHint(err), Err: err}
+	if o.mount.In != "" && err == unix.ELOOP {
+		e.Message = fmt.Sprintf("cannot bind %q: a symbolic link is in the path", o.src)
+	}
 	if o.kind == opDevice {
 		e.Code, e.Message = "device", fmt.Sprintf("cannot show device %q: %v", o.src, err)
 	}

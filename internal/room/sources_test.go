@@ -84,3 +84,20 @@ func TestDetachRefuses(t *testing.T) {
 	pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil)
 	check.That(t, err == unix.ECHILD, "left behind: %d, %v", pid, err)
 }
+
+// A source within another bind, which the user did not name, is opened beneath that bind, and no link in its path is
+// followed: another sandbox may have put the link there since the first look.
+func TestOpenWithinBind(t *testing.T) {
+	top := laidOut(t, "m/real/file", "m/link -> ../secret", "m/dir -> real", "secret/file")
+	for _, cred := range []*proc.Cred{nil, {UID: Nobody, GID: Nobody}} {
+		p := &Plan{cred: cred, ops: []op{{kind: opBindRW, src: top + "/m", dst: "/out", mount: new(Mount)}}}
+		check.Must(t, p.open(&p.ops[0]))
+		for name, want := range map[string]unix.Errno{"real": 0, "real/file": 0, "link": unix.ELOOP, "link/file": unix.ELOOP, "dir/file": unix.ELOOP, "none": unix.ENOENT} {
+			o := op{kind: opBind, src: top + "/m/" + name, dst: "/out/" + name, mount: &Mount{In: "/out"}}
+			err := p.open(&o)
+			o.from.Close()
+			check.That(t, want == 0 && err == nil || want != 0 && errors.Is(err, want) && result.CodeOf(err) == "bind-source", "%s: %v", name, err)
+		}
+		p.Close()
+	}
+}
