@@ -5,10 +5,10 @@ import (
 	"log/slog"
 	"reflect"
 	"sync"
+	"time"
 
 	"github.com/sbxrun/sbxrun/internal/config"
 	"github.com/sbxrun/sbxrun/internal/pool"
-	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/slot"
 )
 
@@ -26,7 +26,7 @@ type rooms struct {
 
 type imagePool struct {
 	*pool.Source
-	policy room.Policy
+	policy slot.Policy
 	sizes  pool.Sizes
 }
 
@@ -35,7 +35,7 @@ func newRooms(c *config.Config, log *slog.Logger) (*rooms, error) {
 	r := &rooms{host: slot.OnDemand{}, free: func() {}, failed: func(err error) { log.Warn("warm sandbox", "error", err) }}
 	policy, err := c.Policy()
 	if err == nil && c.Rooms.Max > 0 {
-		warm := pool.NewSource(slot.OnDemand{}, policy, pool.Sizes(c.Rooms), r.failed)
+		warm := pool.NewSource(slot.OnDemand{}, slot.Policy{Policy: policy, ProofTimeout: time.Duration(c.ProofTimeout)}, pool.Sizes(c.Rooms), r.failed)
 		r.host, r.free = warm, warm.Close
 	}
 	return r, err
@@ -50,7 +50,7 @@ func (r *rooms) sourceFor(p slot.Policy) slot.Source {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	for _, each := range r.pools {
-		if p.Rootfs() == each.policy.Rootfs() && reflect.DeepEqual(each.policy, p.Policy) {
+		if p.Rootfs() == each.policy.Rootfs() && reflect.DeepEqual(each.policy.Policy, p.Policy) {
 			return each
 		}
 	}
@@ -70,7 +70,7 @@ func (r *rooms) Rooms() (idle, all, left int) {
 }
 
 // update starts pools for new images, and ends the pools of images that are gone, have changed, or want other sizes.
-func (r *rooms) update(images map[string]config.Image, policies map[string]room.Policy) {
+func (r *rooms) update(images map[string]config.Image, policies map[string]slot.Policy) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	was := r.pools

@@ -40,6 +40,7 @@ type Config struct {
 	StateDir     string          `toml:"state_dir"`
 	DataDir      string          `toml:"data_dir"`
 	DrainTimeout values.Duration `toml:"drain_timeout"`
+	ProofTimeout values.Duration `toml:"proof_timeout" zero:"no"`
 	Places       int             `toml:"places" zero:"no"`
 	Processes    int             `toml:"processes"`
 	MaxBody      values.Size     `toml:"max_body" zero:"no"`
@@ -223,6 +224,7 @@ func (t Tenant) Ceilings() tenants.Ceilings {
 func Default() Config {
 	return Config{
 		DrainTimeout: values.Duration(30 * time.Second),
+		ProofTimeout: values.Duration(5 * time.Second),
 		Places:       64,
 		Processes:    256,
 		MaxBody:      16 << 20,

@@ -174,7 +174,8 @@ func (s *Source) closeAhead() {
 
 // start starts an interpreter and waits until it opens its program. It returns nil if no room is available.
 func (s *Source) start(tenant string, p slot.Policy) (_ *ahead, err error) {
-	r := s.takeWarm(tenant, p.Policy, p.Program.Limits)
+	p.Commands = p.Program.Limits
+	r := s.takeWarm(tenant, p)
 	if r == nil {
 		return nil, nil
 	}

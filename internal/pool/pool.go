@@ -22,7 +22,7 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/internal/limits"
-	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/slot"
 )
 
 // Sizes limits a Pool.
@@ -34,7 +34,7 @@ type Sizes struct {
 
 // Pool holds the warm rooms of one policy. It is safe for concurrent use.
 type Pool struct {
-	policy room.Policy
+	policy slot.Policy
 	sizes  Sizes
 	failed func(error)
 
@@ -51,9 +51,10 @@ type Pool struct {
 	pause    time.Duration // the last pause
 }
 
-// New returns a Pool and starts to build its rooms in the background. It calls failed, from several
-// goroutines, with the error of a room that could not be built or ended. The caller closes the Pool.
-func New(policy room.Policy, sizes Sizes, failed func(error)) *Pool {
+// New returns a Pool and starts to build its rooms in the background. The policy has no parts, limits, lifetime or
+// program. failed is called, from several goroutines, with the error of a room that could not be built or ended. The
+// caller closes the Pool.
+func New(policy slot.Policy, sizes Sizes, failed func(error)) *Pool {
 	p := &Pool{policy: policy, sizes: sizes, failed: failed}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	p.mutex.Lock()

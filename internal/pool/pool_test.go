@@ -50,7 +50,7 @@ func policy(t *testing.T) room.Policy {
 // warm returns a pool and checks at the end of the test that all its processes have exited.
 func warm(t *testing.T, policy room.Policy, sizes pool.Sizes) *pool.Pool {
 	t.Helper()
-	p := pool.New(policy, sizes, func(err error) { t.Error(err) })
+	p := pool.New(slot.Policy{Policy: policy}, sizes, func(err error) { t.Error(err) })
 	t.Cleanup(func() {
 		p.Close()
 		left := below(t)
@@ -467,7 +467,7 @@ func TestTakeover(t *testing.T) {
 
 // If a room's process is killed from outside, only one call fails; the next gets another room.
 func TestKilledProcessReplacesRoom(t *testing.T) {
-	p := pool.New(policy(t), pool.Sizes{Min: 1, Max: 2}, func(error) {})
+	p := pool.New(slot.Policy{Policy: policy(t)}, pool.Sizes{Min: 1, Max: 2}, func(error) {})
 	defer p.Close()
 	for _, name := range []string{"sbxrun-maker", "sbxrun-init", "sbxrun-room", "sbxrun-keeper", "bwrap"} {
 		for _, running := range []bool{false, true} {

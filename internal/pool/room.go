@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -43,8 +44,8 @@ type Room struct {
 }
 
 // build builds a room with a maker in it.
-func build(ctx context.Context, policy room.Policy) (_ *Room, err error) {
-	plan, err := room.Prepare(policy, room.ThisCaller())
+func build(ctx context.Context, policy slot.Policy) (_ *Room, err error) {
+	plan, err := room.Prepare(policy.Policy, room.ThisCaller())
 	if err != nil {
 		return nil, err
 	}
@@ -55,7 +56,7 @@ func build(ctx context.Context, policy room.Policy) (_ *Room, err error) {
 	}
 	r := &Room{env: e.Env, dir: e.Workdir, user: e.Cred}
 	own, release := supervise.Outlive(ctx)
-	if r.room, err = sandbox.NewRoom(own, plan, nil, supervise.Options{}); err != nil {
+	if r.room, err = sandbox.NewRoom(own, plan, nil, supervise.Options{ProofTimeout: policy.ProofTimeout}); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -172,6 +173,7 @@ func (r *Room) Start(ctx context.Context, c slot.Command) (*supervise.Command, e
 	if err := r.group.Renew(c.Limits); err != nil {
 		return nil, err
 	}
+	c.ProofTimeout = cmp.Or(c.ProofTimeout, r.pool.policy.ProofTimeout)
 	run := &supervise.Command{Options: c.Options, Place: supervise.Place{Entry: e, Maker: r.maker}, Group: r.group}
 	if err := run.Start(ctx); err != nil {
 		return nil, err

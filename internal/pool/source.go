@@ -11,7 +11,6 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/proc"
-	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/slot"
 	"github.com/sbxrun/sbxrun/internal/supervise"
 	"github.com/sbxrun/sbxrun/internal/workspace"
@@ -32,7 +31,7 @@ type Source struct {
 }
 
 // NewSource returns a Source and starts to build rooms as [New] does. The caller closes it.
-func NewSource(cold slot.Source, policy room.Policy, sizes Sizes, failed func(error)) *Source {
+func NewSource(cold slot.Source, policy slot.Policy, sizes Sizes, failed func(error)) *Source {
 	return &Source{cold: cold, pool: New(policy, sizes, failed)}
 }
 
@@ -52,20 +51,20 @@ func (s *Source) Take(ctx context.Context, tenant string, p slot.Policy) (slot.S
 }
 
 func (s *Source) take(ctx context.Context, tenant string, p slot.Policy) (slot.Slot, error) {
-	if tenant != "" && p.Parts == nil && p.Lifetime == 0 && p.Limits == (limits.Request{}) {
-		if r := s.takeWarm(tenant, p.Policy, p.Commands); r != nil {
-			return &warm{room: r, again: func(ctx context.Context) (slot.Slot, error) { return s.cold.Take(ctx, tenant, p) }}, nil
-		}
+	if r := s.takeWarm(tenant, p); r != nil {
+		return &warm{room: r, again: func(ctx context.Context) (slot.Slot, error) { return s.cold.Take(ctx, tenant, p) }}, nil
 	}
 	return s.cold.Take(ctx, tenant, p)
 }
 
 // takeWarm returns a room, or nil if none is available.
-func (s *Source) takeWarm(tenant string, policy room.Policy, l limits.Request) *Room {
-	if !reflect.DeepEqual(s.pool.policy, policy) {
+func (s *Source) takeWarm(tenant string, p slot.Policy) *Room {
+	commands := p.Commands
+	p.Commands, p.Program = limits.Request{}, nil
+	if tenant == "" || !reflect.DeepEqual(s.pool.policy, p) {
 		return nil
 	}
-	return s.pool.Take(tenant, l)
+	return s.pool.Take(tenant, commands)
 }
 
 // Rooms implements [slot.Source].

@@ -19,7 +19,7 @@ import (
 
 func source(t *testing.T, policy room.Policy) *pool.Source {
 	t.Helper()
-	s := pool.NewSource(slot.OnDemand{}, policy, pool.Sizes{Min: 1, Max: 2}, func(err error) { t.Error(err) })
+	s := pool.NewSource(slot.OnDemand{}, slot.Policy{Policy: policy}, pool.Sizes{Min: 1, Max: 2}, func(err error) { t.Error(err) })
 	t.Cleanup(s.Close)
 	return s
 }
@@ -105,7 +105,7 @@ func TestGivenBack(t *testing.T) {
 
 // A program in an interpreter started ahead behaves like any other, and its slot serves one call.
 func TestAhead(t *testing.T) {
-	s := pool.NewSource(slot.OnDemand{}, bare, pool.Sizes{Min: 2, Max: 8}, func(err error) { t.Error(err) })
+	s := pool.NewSource(slot.OnDemand{}, slot.Policy{Policy: bare}, pool.Sizes{Min: 2, Max: 8}, func(err error) { t.Error(err) })
 	defer func() {
 		s.Close()
 		left := below(t)

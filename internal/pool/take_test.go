@@ -27,7 +27,7 @@ func TestTakeWithLimits(t *testing.T) {
 
 // A command with limits gets a room that supports them even if others come first; one without gets any room.
 func TestTakeOfBothKinds(t *testing.T) {
-	p := New(room.Policy{Cwd: room.CwdNone}, Sizes{Min: 2, Max: 2}, func(err error) { t.Error(err) })
+	p := New(slot.Policy{Policy: room.Policy{Cwd: room.CwdNone}}, Sizes{Min: 2, Max: 2}, func(err error) { t.Error(err) })
 	defer p.Close()
 	idle := func() (n int) {
 		p.mutex.Lock()

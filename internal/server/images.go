@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -85,7 +86,7 @@ func (s *Server) openImage(c *config.Config, key string) (*image, error) {
 		policy.Base.Put(v)
 	}
 	policy.Mounts = slices.Clip(policy.Mounts)
-	out.policy.Policy = policy
+	out.policy = slot.Policy{Policy: policy, ProofTimeout: time.Duration(c.ProofTimeout)}
 	return out, nil
 }
 
@@ -186,12 +187,12 @@ func (s *Server) Images(tenant string) []api.Image {
 }
 
 // WarmImages returns the images with warm rooms, and their policies.
-func (s *Server) WarmImages() map[string]room.Policy {
-	all := map[string]room.Policy{}
+func (s *Server) WarmImages() map[string]slot.Policy {
+	all := map[string]slot.Policy{}
 	set := s.settings.Load()
 	for key, m := range set.images {
 		if set.Config.Images[key].Rooms.Max > 0 {
-			all[key] = m.policy.Policy
+			all[key] = m.policy
 		}
 	}
 	return all

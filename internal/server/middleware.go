@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -135,7 +136,7 @@ func (s *Middleware) apply(c config.Config, tokens config.Tokens) error {
 	if err != nil {
 		return err
 	}
-	next := &settings{Config: c, tokens: tokens, policy: slot.Policy{Policy: policy}, images: map[string]*image{}}
+	next := &settings{Config: c, tokens: tokens, policy: slot.Policy{Policy: policy, ProofTimeout: time.Duration(c.ProofTimeout)}, images: map[string]*image{}}
 	if s.open != nil {
 		for _, key := range slices.Sorted(maps.Keys(c.Images)) {
 			if next.images[key], err = s.open(&c, key); err != nil {

@@ -1,8 +1,10 @@
 package slot
 
 import (
+	"cmp"
 	"context"
 	"sync"
+	"time"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
@@ -28,9 +30,9 @@ func (OnDemand) Take(ctx context.Context, _ string, p Policy) (_ Slot, err error
 		return nil, err
 	}
 	defer plan.Close()
-	c := &cold{dir: p.Workdir}
+	c := &cold{dir: p.Workdir, proof: p.ProofTimeout}
 	own, release := supervise.Outlive(ctx)
-	if c.room, err = sandbox.NewRoom(own, plan, p.Parts, supervise.Options{Limits: p.Limits, Timeout: p.Lifetime}); err != nil {
+	if c.room, err = sandbox.NewRoom(own, plan, p.Parts, supervise.Options{Limits: p.Limits, Timeout: p.Lifetime, ProofTimeout: p.ProofTimeout}); err != nil {
 		return nil, err
 	}
 	if !release() {
@@ -45,8 +47,9 @@ func (OnDemand) Rooms() (idle, all, left int) { return 0, 0, 0 }
 
 // cold is a slot with its own sandbox.
 type cold struct {
-	room *sandbox.Room
-	dir  string
+	room  *sandbox.Room
+	dir   string
+	proof time.Duration
 
 	mu    sync.Mutex
 	files *workspace.Dir
@@ -56,6 +59,7 @@ func (c *cold) Kind() Kind { return Cold }
 
 func (c *cold) Start(ctx context.Context, command Command) (Running, error) {
 	command.Attended = false // the deadline holds even if Wait is called late
+	command.ProofTimeout = cmp.Or(command.ProofTimeout, c.proof)
 	run, err := c.room.Exec(ctx, command.Args, command.Env, command.Dir, command.Options)
 	if err != nil {
 		return nil, err

@@ -31,6 +31,9 @@ type Policy struct {
 	room.Policy
 	Limits   limits.Request // for the whole slot
 	Lifetime time.Duration  // 0 for no limit
+	// ProofTimeout limits the wait for the proof of the slot's end, and of the end of each command that does not
+	// set one; 0 for 5 s.
+	ProofTimeout time.Duration
 	// Commands are the limits that its commands will need, which not every slot can enforce.
 	Commands limits.Request
 	// Parts, if not nil, has the overlays, volumes, snapshot and network of the policy. Such a slot is cold.

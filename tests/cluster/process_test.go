@@ -123,6 +123,7 @@ func (c *cluster) process(command, name, url, config string) *process {
 	if !strings.Contains(config, "[nats]") {
 		config += "\n[nats]\n"
 	}
+	config = fmt.Sprintf("proof_timeout = %q\n%s", harness.ProofTimeout(), config)
 	config += "url = \"" + url + "\"\nnode = \"" + name + "\"\n" + c.nats
 	err := os.WriteFile(file, []byte(config), 0o600)
 	check.Require(c.t, err == nil, "%v", err)

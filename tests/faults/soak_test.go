@@ -550,17 +550,8 @@ func (y *soakTry) end() *harness.Result {
 	return y.s.wait(y.client)
 }
 
-// proof is the proof timeout, which is fixed for a server; limit is the limit of the whole verb.
-func (y *soakTry) proof() time.Duration {
-	if y.asked != nil {
-		return 5 * time.Second
-	}
-	return soakProof
-}
-
-func (y *soakTry) limit() time.Duration {
-	return soakMoment + soakEnd - soakProof + y.proof() + soakSlack
-}
+// limit is the limit of the whole verb.
+func (y *soakTry) limit() time.Duration { return soakMoment + soakEnd + soakSlack }
 
 func (y *soakTry) action() string {
 	return []string{"kill", "kill", "stop", "stop for a while"}[y.rng.IntN(4)]
@@ -856,7 +847,7 @@ func (y *soakTry) resolve(held *harness.Target, role int) {
 		if y.rng.IntN(2) == 0 && !y.client.Over() {
 			y.done = append(y.done, "SIGTERM to sbxrun")
 			y.client.Signal(unix.SIGTERM)
-			if role != soakSbxrun && role != soakSupervisor && !within(y.proof()+soakInstead+soakSlack, y.client.Over) && !y.verb.box {
+			if role != soakSbxrun && role != soakSupervisor && !within(soakProof+soakInstead+soakSlack, y.client.Over) && !y.verb.box {
 				y.errorf("SIGTERM to sbxrun is without effect while the %s is stopped", soakNames[role])
 			}
 		}
@@ -952,8 +943,8 @@ const soakServe = "serve"
 func (y *soakTry) config() string {
 	dir := filepath.Join(y.s.top, "serve-"+y.id)
 	check.Must(y.s.t, os.Mkdir(dir, 0o700))
-	text := fmt.Sprintf("listen = [%q]\nstate_dir = %q\ndrain_timeout = \"1ms\"\n[rooms]\nmin = 1\nmax = 1\n[sandbox]\nmounts = [%q, %q]\n",
-		"unix:"+filepath.Join(dir, "socket"), filepath.Join(dir, "state"), y.s.out+":/out", y.s.actor+":/actor")
+	text := fmt.Sprintf("listen = [%q]\nstate_dir = %q\ndrain_timeout = \"1ms\"\nproof_timeout = %q\n[rooms]\nmin = 1\nmax = 1\n[sandbox]\nmounts = [%q, %q]\n",
+		"unix:"+filepath.Join(dir, "socket"), filepath.Join(dir, "state"), soakProof, y.s.out+":/out", y.s.actor+":/actor")
 	name := filepath.Join(dir, "config.toml")
 	check.Must(y.s.t, os.WriteFile(name, []byte(text), 0o600))
 	return name

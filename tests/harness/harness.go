@@ -82,12 +82,16 @@ func Deadline(d time.Duration) time.Duration { return d + (Scaled(d)-d)/6 }
 // Proof returns flags that raise the proof timeout on a slow or busy machine: a killed process needs the CPU once more
 // to exit, and Linux before 6.18.45 may delay it for seconds (docs/concepts/lifecycle.md, "A busy machine").
 func Proof() []string {
-	const byDefault = 5 * time.Second // default of --proof-timeout
-	if d := Scaled(byDefault); d > byDefault {
+	if d := ProofTimeout(); d > byDefault {
 		return []string{"--proof-timeout", d.String()}
 	}
 	return nil
 }
+
+const byDefault = 5 * time.Second // default of --proof-timeout
+
+// ProofTimeout is [Proof] for the configuration of a server.
+func ProofTimeout() time.Duration { return Scaled(byDefault) }
 
 // Main runs a package's tests. Afterwards the test process must have no children.
 func Main(m *testing.M) {

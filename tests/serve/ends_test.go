@@ -96,7 +96,8 @@ func TestDrainEnds(t *testing.T) {
 // A call with an unproven end keeps its slot until its survivors have exited.
 func TestSurvivorsKeepPlace(t *testing.T) {
 	t.Parallel()
-	s := serve(t, "places = 1\n[tenant]\nqueue = 0\n")
+	proof := harness.Scaled(time.Second)
+	s := serve(t, fmt.Sprintf("places = 1\nproof_timeout = %q\n[tenant]\nqueue = 0\n", proof))
 	call := api.Call{Argv: []string{"sleep", "4321"}, TimeoutMS: result.Milliseconds(harness.Bound)}
 	id := s.status(http.MethodPost, "/v1/calls", call, http.StatusAccepted).ID
 	s.busy(1, "sleep 4321")
@@ -142,7 +143,8 @@ os.wait()`
 		t.Fatalf("could not enter: %q, %v", line, err)
 	}
 	c := s.status(http.MethodDelete, "/v1/calls/"+id, nil, 200)
-	check.That(t, c.Failure != nil && c.Failure.Code == api.Unproven, "%+v", c)
+	check.Require(t, c.Failure != nil && c.Failure.Code == api.Unproven && c.Report != nil && c.Report.TeardownT != nil, "%+v", c)
+	harness.Within(t, "the teardown", time.Duration(*c.Report.TeardownT*float64(time.Millisecond)), proof, 2*proof)
 	kept := func() int {
 		var st api.Status
 		_, b := s.ask(http.MethodGet, "/v1/status", nil)

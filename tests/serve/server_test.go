@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -61,6 +62,9 @@ func serveBy(t *testing.T, by []string, dir, config string, flags ...string) *se
 	if url := os.Getenv("SBXRUN_TESTS_NATS"); url != "" {
 		own = s.behindGateway(url, config, flags)
 		config += "\n[nats]\nnode = \"node\"\nurl = \"" + url + "\"\ncluster = \"" + s.cluster + "\"\n"
+	}
+	if !strings.Contains(config, "proof_timeout") {
+		config = fmt.Sprintf("proof_timeout = %q\n%s", harness.ProofTimeout(), config)
 	}
 	config = "listen = [\"unix:" + own + "\"]\nstate_dir = \"" + filepath.Join(dir, "state") + "\"\n" + config
 	check.Must(t, os.WriteFile(file, []byte(config), 0o600))
