@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"fmt"
 	"io"
 	"net/http"
 	"slices"
 	"sync/atomic"
 	"time"
 
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/sbxrun/sbxrun/internal/api"
@@ -30,6 +32,17 @@ const (
 	connectionTimeout = 24 * time.Hour
 	maxConnections    = 64
 )
+
+// maxMessage is the maximum size of a message other than a tool call, in bytes. The SDK keeps the parameters of some, such
+// as initialize, for as long as the connection, and no reservation covers that memory.
+const maxMessage = 16 << 10
+
+// isToolCall reports whether a message calls a tool. It reads the message as the SDK does.
+func isToolCall(text []byte) bool {
+	m, err := jsonrpc.DecodeMessage(text)
+	r, ok := m.(*jsonrpc.Request)
+	return err == nil && ok && r.Method == "tools/call"
+}
 
 type sdkHandler = http.Handler
 
@@ -92,6 +105,10 @@ func (f *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	// a single request of its tenant.
 	if bytes.HasPrefix(bytes.TrimSpace(text), []byte("[")) {
 		api.NewError(api.Usage, "batches of messages are not supported", "send one message per request").Write(w)
+		return
+	}
+	if len(text) > maxMessage && !isToolCall(text) {
+		api.NewError(api.TooLarge, fmt.Sprintf("only tool calls may have more than %d bytes", maxMessage), "").Write(w)
 		return
 	}
 	// Body reserves memory for three copies. The SDK makes more, and repeats IDs, names and arguments in
