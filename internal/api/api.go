@@ -108,7 +108,7 @@ func (a *Answer) Short() *Answer {
 		return nil
 	}
 	short := *a // the original is shared
-	short.Argv, short.Files, short.Unmatched = nil, nil, nil
+	short.Argv, short.Files, short.Unmatched, short.Network = nil, nil, nil, nil
 	return &short
 }
 

@@ -11,6 +11,7 @@ import (
 const (
 	MaxHosts = 50
 	MaxLines = 2*MaxHosts + 2*maxPorts + 1
+	MaxText  = 300 // bytes of each text
 )
 
 // OtherHosts is the name of the hosts that a report does not list.
@@ -35,9 +36,9 @@ func trustedHost(h result.ReportHost) result.ReportHost {
 
 // Clean returns a text from the sandbox that is safe to print: ASCII, and of bounded length.
 func Clean(s string) string {
-	const most, more = 300, "..."
-	if len(s) > most {
-		s = s[:most-len(more)] + more
+	const more = "..."
+	if len(s) > MaxText {
+		s = s[:MaxText-len(more)] + more
 	}
 	return strings.Map(func(r rune) rune {
 		if r < ' ' || r > '~' {

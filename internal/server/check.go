@@ -244,7 +244,7 @@ func (ex *execution) size() int64 {
 	for _, f := range ex.files {
 		size += int(f.size) + len(f.path)
 	}
-	return int64(size) + ex.collects()
+	return int64(size) + ex.lists()
 }
 
 // outputCap limits output for tenants without a limit, because budgets add up multiples of it.

@@ -17,6 +17,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/admission"
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/network"
 	"github.com/sbxrun/sbxrun/internal/slot"
 	"github.com/sbxrun/sbxrun/internal/supervise"
 	"github.com/sbxrun/sbxrun/internal/tenants"
@@ -145,11 +146,19 @@ func answerSize(a *api.Answer) int64 {
 	for _, word := range a.Argv {
 		size += wordRest + int64(len(word))
 	}
+	if a.Network != nil {
+		for _, h := range a.Network.Hosts {
+			size += hostRest + int64(len(h.Host)+len(h.Reason))
+		}
+	}
 	return size + filesSize(a.Files)
 }
 
-// fileRest is the approximate memory of a collected file's description without its name.
-const fileRest = 256
+// Approximate memory of the descriptions of a collected file and of a host, without their texts.
+const (
+	fileRest = 256
+	hostRest = 128
+)
 
 func filesSize(files []api.FileOut) (size int64) {
 	for _, f := range files {
@@ -361,12 +370,15 @@ const (
 	maxMatchSteps = 128 << 20 // steps of matching, about one second of CPU time
 )
 
-// collects returns the approximate memory for the descriptions of collected files.
-func (ex *execution) collects() int64 {
-	if len(ex.collect) == 0 {
-		return 0
+// lists returns the approximate memory for the descriptions of collected files and hosts.
+func (ex *execution) lists() (size int64) {
+	if len(ex.collect) > 0 {
+		size += maxNameBytes + maxCollected*fileRest
 	}
-	return maxNameBytes + maxCollected*fileRest
+	if ex.parts != nil && ex.parts.Network != nil {
+		size += network.MaxLines * (hostRest + 2*network.MaxText)
+	}
+	return size
 }
 
 // collect stores the files that match the call's patterns.

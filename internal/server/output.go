@@ -28,7 +28,7 @@ func (ex *execution) buffer(more int64) {
 	if ex.maxOutput > ex.maxAnswer && !slices.Contains(ex.clamped, "limits.max_output") {
 		ex.clamped = append(ex.clamped, "limits.max_output")
 	}
-	ex.memory = 2*copies*ex.maxAnswer + more + ex.collects()
+	ex.memory = 2*copies*ex.maxAnswer + more + ex.lists()
 }
 
 func newBuffered(ex *execution) *buffered {

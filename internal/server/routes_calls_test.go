@@ -5,12 +5,14 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/calls"
+	"github.com/sbxrun/sbxrun/internal/network"
 	"github.com/sbxrun/sbxrun/internal/values"
 	"github.com/sbxrun/sbxrun/tests/check"
 )
@@ -53,4 +55,17 @@ func TestListHolds(t *testing.T) {
 	s.settings.Store(&set)
 	w = ask(h, http.MethodGet, "/v1/calls", "")
 	check.That(t, w.Code == http.StatusForbidden && w.Body.Len() <= 1000, "%d, %d bytes", w.Code, w.Body.Len())
+}
+
+// The size of a report includes its hosts, and a short report has none.
+func TestHostsCount(t *testing.T) {
+	a := &api.Answer{}
+	before := answerSize(a)
+	host := result.ReportHost{Host: strings.Repeat("a", network.MaxText), Reason: strings.Repeat("b", network.MaxText)}
+	a.Network = &result.ReportNetwork{Hosts: slices.Repeat([]result.ReportHost{host}, 2*network.MaxHosts)}
+	size := answerSize(a) - before
+	const least = 2 * network.MaxHosts * 2 * network.MaxText
+	most := (&execution{parts: &parts{Parts: api.Parts{Network: &api.Network{}}}}).lists()
+	check.That(t, size >= least && size <= most, "%d bytes, want %d to %d", size, least, most)
+	check.That(t, a.Short().Network == nil, "%+v", a.Short())
 }
