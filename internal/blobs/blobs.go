@@ -232,20 +232,38 @@ type File struct {
 	Used time.Time // when it was stored or last read
 }
 
-// List returns a tenant's files, least recently used first.
-func (s *Store) List(tenant string) ([]File, error) {
-	entries, err := os.ReadDir(filepath.Join(s.dir, tenant))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+// List returns a tenant's files, least recently used first. It calls more with the number of further files before it
+// examines them, and returns its error.
+func (s *Store) List(tenant string, more func(n int) error) ([]File, error) {
+	dir, err := os.Open(filepath.Join(s.dir, tenant))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
 		return nil, err
 	}
+	defer dir.Close()
 	var files []File
-	for _, e := range entries {
-		id := Prefix + e.Name()
-		if _, ok := s.path(tenant, id); !ok {
-			continue // being written
+	for {
+		const atOnce = 1024
+		entries, err := dir.ReadDir(atOnce)
+		if err == io.EOF {
+			break
 		}
-		if st, err := e.Info(); err == nil { // it may have expired
-			files = append(files, File{id, st.Size(), st.ModTime()})
+		if err == nil {
+			err = more(len(entries))
+		}
+		if err != nil {
+			return nil, err
+		}
+		for _, e := range entries {
+			id := Prefix + e.Name()
+			if _, ok := s.path(tenant, id); !ok {
+				continue // being written
+			}
+			if st, err := e.Info(); err == nil { // it may have expired
+				files = append(files, File{id, st.Size(), st.ModTime()})
+			}
 		}
 	}
 	slices.SortFunc(files, func(a, b File) int { return cmp.Or(a.Used.Compare(b.Used), strings.Compare(a.ID, b.ID)) })

@@ -122,10 +122,17 @@ func TestListAndRemove(t *testing.T) {
 	f, _, err := s.Get("a", ids[0])
 	check.Must(t, err)
 	f.Close()
-	list, err := s.List("a")
+	none := func(int) error { return nil }
+	list, err := s.List("a", none)
 	check.That(t, err == nil && len(list) == 2 && list[0].ID == ids[1] && list[0].Size == 5 && list[1].ID == ids[0] && list[1].Used.After(list[0].Used), "%v, %v", list, err)
-	list, err = s.List("b")
+	list, err = s.List("b", none)
 	check.That(t, len(list) == 0 && err == nil, "%v, %v", list, err)
+	full := errors.New("no memory")
+	list, err = s.List("a", func(n int) error {
+		check.Equal(t, n, 2)
+		return full
+	})
+	check.That(t, list == nil && err == full, "%v, %v", list, err)
 	err = s.Remove("b", ids[0])
 	check.That(t, result.CodeOf(err) == "no-such-file", "another tenant: %v", err)
 	for _, id := range ids {

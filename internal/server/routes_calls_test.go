@@ -13,8 +13,10 @@ import (
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/calls"
 	"github.com/sbxrun/sbxrun/internal/network"
+	"github.com/sbxrun/sbxrun/internal/tenants"
 	"github.com/sbxrun/sbxrun/internal/values"
 	"github.com/sbxrun/sbxrun/tests/check"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // A followed output is aborted when the server stops, so that it does not look complete.
@@ -68,4 +70,26 @@ func TestHostsCount(t *testing.T) {
 	most := (&execution{parts: &parts{Parts: api.Parts{Network: &api.Network{}}}}).lists()
 	check.That(t, size >= least && size <= most, "%d bytes, want %d to %d", size, least, most)
 	check.That(t, a.Short().Network == nil, "%+v", a.Short())
+}
+
+// Lists of the content store and of snapshots wait for a ticket, as lists of workspaces do.
+func TestListsAtOnce(t *testing.T) {
+	var s *Server
+	h := handler(t, func(its *Server) { s = its })
+	for _, q := range []struct{ method, path string }{{http.MethodGet, "/v1/files"}, {http.MethodGet, "/v1/snapshots"}, {http.MethodDelete, "/v1/snapshots/x"}} {
+		var turns []*tenants.Ticket
+		for range eachTenant.Concurrency {
+			turn, err := s.walking.Join("uid-1", eachTenant)
+			check.Must(t, err)
+			turns = append(turns, turn)
+		}
+		answered := make(chan int, 1)
+		go func() { answered <- ask(h, q.method, q.path, "").Code }()
+		harness.Until(t, harness.Bound, q.path+" to wait", func() bool { return s.walking.Use("uid-1").Waiting == 1 })
+		for _, turn := range turns {
+			turn.Leave()
+		}
+		status := <-answered
+		check.That(t, status == http.StatusOK || status == http.StatusNotFound, "%s: %d", q.path, status)
+	}
 }

@@ -263,12 +263,23 @@ func (s *Server) defineFiles(a huma.API) {
 	register(a, s.operation(a, huma.Operation{
 		OperationID: "listStoredFiles", Method: http.MethodGet, Path: "/v1/files", Summary: "List the content store, least recently used first",
 	}, api.TooLarge, api.Policy, api.Quota, api.Busy), func(ctx context.Context, _ *struct{}) (*answer[api.StoredFiles], error) {
-		list, err := s.files.List(IdentityOf(ctx).Tenant)
+		leave, err := wait(ctx, s.walking, eachTenant)
 		if err != nil {
 			return nil, err
 		}
+		defer leave()
 		const each = 512
-		if err := s.holdLong(ctx, each*int64(len(list))); err != nil {
+		held := int64(api.MaxListed) // a short list needs no reservation, as in holdLong
+		size := int64(0)
+		list, err := s.files.List(IdentityOf(ctx).Tenant, func(n int) error {
+			if size += each * int64(n); size <= held {
+				return nil
+			}
+			more := size - held
+			held = size
+			return s.Hold(ctx, escaped*more)
+		})
+		if err != nil {
 			return nil, err
 		}
 		out := api.StoredFiles{Files: []api.Stored{}}

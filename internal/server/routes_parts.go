@@ -286,6 +286,11 @@ func (s *Server) defineParts(a huma.API) {
 			return nil, err
 		}
 		defer store.Close()
+		leave, err := wait(ctx, s.walking, eachTenant)
+		if err != nil {
+			return nil, err
+		}
+		defer leave()
 		all, wrong := store.List()
 		if len(all) == 0 && len(wrong) > 0 {
 			return nil, wrong[0]
@@ -311,6 +316,11 @@ func (s *Server) defineParts(a huma.API) {
 			return nil, err
 		}
 		defer store.Close()
+		leave, err := wait(ctx, s.walking, eachTenant)
+		if err != nil {
+			return nil, err
+		}
+		defer leave()
 		m, err := findSnapshot(store, q.ID)
 		if err != nil {
 			return nil, err
