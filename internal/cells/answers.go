@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"strings"
+	"unicode/utf8"
 )
 
 // message is one line from the driver.
@@ -72,7 +73,7 @@ func (a *answers) possible(more []byte) bool {
 // parse parses the line as a message, and reports whether it is valid.
 func (a *answers) parse() (m message, ok bool) {
 	text, ours := strings.CutPrefix(string(a.line), a.prefix)
-	if !ours || json.Unmarshal([]byte(text), &m) != nil {
+	if !ours || !utf8.ValidString(text) || json.Unmarshal([]byte(text), &m) != nil { // otherwise each invalid byte becomes three
 		return message{}, false
 	}
 	if r := m.Result; r != nil {
@@ -88,8 +89,17 @@ func (a *answers) parse() (m message, ok bool) {
 			return message{}, false
 		}
 	}
+	if e := m.Error; e != nil {
+		for _, text := range []*string{&e.Name, &e.Message, &e.Traceback} {
+			// A copy, because a part would keep the whole text in memory.
+			*text = strings.Clone(strings.ToValidUTF8((*text)[:min(len(*text), maxText)], ""))
+		}
+	}
 	return m, true
 }
+
+// maxText limits the texts of an exception, in bytes. A driver sends 32,768 characters.
+const maxText = 128 << 10
 
 // maxMedia limits the forms of a result. A driver sends a few; a cell, which can write to the same socket,
 // could send a million.

@@ -46,6 +46,7 @@ func TestAnswers(t *testing.T) {
 		{"garbage before", "garbage\nTOKEN {\"end\":true}\n", []message{end}, 7},
 		{"garbage in the same line", "garbage TOKEN {\"end\":true}\n", nil, 26},
 		{"a prefix", "TOKE\nTOKEN\nTOKEN \n", nil, 4 + 5 + 6},
+		{"no UTF-8", "TOKEN {\"end\":true,\"new\":\"\xff\"}\n", nil, 6 + 22},
 		{"no JSON", "TOKEN {\nTOKEN end\n", nil, 7 + 9},
 		{"other types", "TOKEN {\"end\":\"yes\"}\nTOKEN 5\n", nil, 19 + 7},
 		{"nothing known", "TOKEN {\"new\":1}\n", []message{{}}, 0},
@@ -107,4 +108,13 @@ func FuzzAnswers(f *testing.F) {
 		}
 		check.That(t, total <= int64(len(text)), "%d of %d bytes", total, len(text))
 	})
+}
+
+// The texts of an exception are limited, even if the cell writes instead of the driver.
+func TestLongException(t *testing.T) {
+	long := strings.Repeat("ä", 1<<20)
+	all, _ := newAnswers(testToken, 8<<20).read([]byte(testToken + ` {"end":true,"error":{"name":"` + long + `","message":"` + long + `","traceback":"` + long + "\"}}\n"))
+	check.Require(t, len(all) == 1 && all[0].Error != nil, "%d messages", len(all))
+	want := long[:maxText]
+	check.That(t, *all[0].Error == Exception{want, want, want}, "%d, %d and %d bytes", len(all[0].Error.Name), len(all[0].Error.Message), len(all[0].Error.Traceback))
 }

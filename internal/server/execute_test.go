@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/internal/cells"
 	"github.com/sbxrun/sbxrun/internal/slot"
 	"github.com/sbxrun/sbxrun/internal/tenants"
 	"github.com/sbxrun/sbxrun/internal/workspace"
@@ -125,4 +126,24 @@ func TestPatterns(t *testing.T) {
 	}
 	got := m.unmatched()
 	check.That(t, slices.Equal(got, []string{"*.c", "**/x"}), "%q", got)
+}
+
+// Results of a cell are no longer stored when the session has ended.
+func TestResultsEnd(t *testing.T) {
+	s := newServer(t, nowhere{})
+	ex := &execution{caller: Identity{Tenant: "uid-1"}, ceilings: s.Settings().Tenant}
+	ctx, cancel := context.WithCancel(t.Context())
+	in := cells.Medium{Type: "image/png", Base64: []byte("x")}
+	m := s.medium(ctx, ex, in)
+	check.That(t, m.ID != "" && m.Error == "", "%+v", m)
+	cancel()
+	m = s.medium(ctx, ex, in)
+	check.That(t, m.ID == "" && m.Error == errEnded.Message, "%+v", m)
+}
+
+// Text that would be much longer in JSON is stored instead.
+func TestReadable(t *testing.T) {
+	for text, want := range map[string]bool{"a": true, "\x00": false, "\x7f": false, "\u0080": false, "\u009f": false, "\u00a0": true, "ä": true, "\n": true} {
+		check.That(t, readable(strings.Repeat(text, 8<<10)) == want, "%q: want %v", text, want)
+	}
 }

@@ -49,11 +49,12 @@ func setOutput(r *result.Report, stdout, stderr result.Stream) {
 }
 
 // readable reports whether UTF-8 is sent as text instead of Base64. Text that is mostly control characters
-// would be several times as long, because each takes a six-byte escape.
+// would be several times as long, because each takes a six-byte escape, see [result.JSON].
 func readable(text string) bool {
 	long := 0
 	for i := range len(text) {
-		if escapes[text[i]] == 'u' {
+		switch c := text[i]; {
+		case escapes[c] == 'u', c == 0x7f, c == 0xc2 && i+1 < len(text) && text[i+1] < 0xa0:
 			long++
 		}
 	}

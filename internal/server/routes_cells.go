@@ -63,7 +63,7 @@ func (s *Server) cell(ctx context.Context, session string, ex *execution, langua
 		return nil, s.startError(either, x, explain(ex.admitted, err))
 	}
 	ex.keep(answer.Ended)
-	a = s.cellAnswer(ex, language, answer)
+	a = s.cellAnswer(either, ex, language, answer)
 	a.StartedAt, a.QueueMS = began.UTC().Format(result.TimeFormat), result.Milliseconds(ex.queued)
 	if either.Err() == nil {
 		a.Files, a.Unmatched = s.collect(either, x.Place, ex)
@@ -95,7 +95,7 @@ func cellSize(a *api.CellAnswer) int64 {
 		}
 	}
 	if a.Exception != nil {
-		size += int64(len(a.Exception.Message) + len(a.Exception.Traceback))
+		size += int64(len(a.Exception.Name) + len(a.Exception.Message) + len(a.Exception.Traceback))
 	}
 	return size + filesSize(a.Files)
 }
@@ -116,7 +116,7 @@ func (s *Server) checkCell(w Identity, c *api.Cell) (*execution, cells.Language,
 	return ex, language, ex.settle(set, &api.Call{TimeoutMS: c.TimeoutMS, Limits: api.Limits{MaxOutput: c.Limits.MaxOutput}, Files: c.Files, Collect: c.Collect})
 }
 
-func (s *Server) cellAnswer(ex *execution, language cells.Language, in *cells.Answer) *api.CellAnswer {
+func (s *Server) cellAnswer(ctx context.Context, ex *execution, language cells.Language, in *cells.Answer) *api.CellAnswer {
 	a := &api.CellAnswer{
 		ID: ex.id, Cause: in.Cause, State: string(in.State), Number: in.Number, TimedOut: in.Cause == result.Timeout, Duration: result.Milliseconds(in.Duration),
 		Results: []api.CellResult{}, ResultsTruncated: in.Truncated, Exception: (*api.Exception)(in.Error), DroppedBytes: in.Dropped,
@@ -129,7 +129,7 @@ func (s *Server) cellAnswer(ex *execution, language cells.Language, in *cells.An
 	for _, one := range in.Results {
 		shown := api.CellResult{Kind: one.Kind, Truncated: one.Truncated, Media: []api.Medium{}}
 		for _, m := range one.Media {
-			shown.Media = append(shown.Media, s.medium(ex, m))
+			shown.Media = append(shown.Media, s.medium(ctx, ex, m))
 		}
 		a.Results = append(a.Results, shown)
 	}
@@ -146,7 +146,7 @@ func (s *Server) cellAnswer(ex *execution, language cells.Language, in *cells.An
 }
 
 // medium returns one form of a result. Binary data and unreadable text go into the content store.
-func (s *Server) medium(ex *execution, in cells.Medium) api.Medium {
+func (s *Server) medium(ctx context.Context, ex *execution, in cells.Medium) api.Medium {
 	if in.Base64 == nil && readable(in.Text) {
 		return api.Medium{MediaType: in.Type, Text: &in.Text, Size: int64(len(in.Text))}
 	}
@@ -155,6 +155,10 @@ func (s *Server) medium(ex *execution, in cells.Medium) api.Medium {
 		held = []byte(in.Text)
 	}
 	m := api.Medium{MediaType: in.Type, Size: int64(len(held))}
+	if ctx.Err() != nil { // a cell can send thousands of results, and each is synced to the disk
+		m.Error = errEnded.Message
+		return m
+	}
 	quota := int64(ex.ceilings.Files)
 	id, _, err := s.files.Put(ex.caller.Tenant, bytes.NewReader(held), quota, quota)
 	if err != nil {
