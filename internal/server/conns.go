@@ -363,6 +363,8 @@ func Web(handler http.Handler, conn func(context.Context, net.Conn) context.Cont
 		Handler: handler, ConnContext: conn, ConnState: connState, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 		ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: maxHeader,
 		Protocols: new(http.Protocols), // HTTP/2 stream resets are easily missed
+		// OPTIONS * needs authentication, too.
+		DisableGeneralOptionsHandler: true,
 	}
 	web.Protocols.SetHTTP1(true)
 	return web

@@ -392,3 +392,17 @@ func TestRequestsAtOnce(t *testing.T) {
 		check.Equal(t, status("/first", "uid-1"), 200)
 	}
 }
+
+// OPTIONS * is answered like every other request of a stranger.
+func TestOptions(t *testing.T) {
+	s := newServer(t, nowhere{})
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	check.Must(t, err)
+	web := Web(s.Handler(http.NotFoundHandler()), Peer, slog.New(slog.DiscardHandler))
+	go func() { _ = web.Serve(NewConnections(4).Of(l)) }() // until Close
+	defer web.Close()
+	r, err := http.ReadResponse(bufio.NewReader(dial(t, l.Addr(), "OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n")), nil)
+	check.Must(t, err)
+	defer r.Body.Close()
+	check.That(t, r.StatusCode == http.StatusUnauthorized && r.Close, "%+v", r)
+}
