@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/config"
 	"github.com/sbxrun/sbxrun/internal/server"
 )
 
@@ -82,7 +83,7 @@ func (p *puller) next(ctx context.Context) (*nats.Msg, error) {
 // take admits and starts a call, or returns it to the queue.
 func (p *puller) take(ctx context.Context, m *nats.Msg) {
 	var c message
-	if json.Unmarshal(m.Data, &c) != nil {
+	if json.Unmarshal(m.Data, &c) != nil || !config.ValidTenant(c.Tenant) {
 		_ = m.Term() // from another version; its record will expire as not started
 		return
 	}

@@ -7,7 +7,6 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/sbxrun/sbxrun/internal/devices"
 	"github.com/sbxrun/sbxrun/internal/network"
@@ -71,7 +70,7 @@ func (c *Config) checkParts() error {
 		return err
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.Tenants)) {
-		if !validTenant(strings.TrimPrefix(name, Local)) {
+		if !ValidTenant(name) {
 			return fmt.Errorf("tenants.%s: want the name of a token in token_file, or %sUID for a user of a Unix socket", name, Local)
 		}
 		if err := check("tenants."+name, c.Tenants[name]); err != nil {

@@ -86,6 +86,9 @@ func checkTokenFile(name string, st fs.FileInfo) error {
 // Local is the reserved prefix of tenants that connect through a Unix socket, such as uid-1000.
 const Local = "uid-"
 
+// ValidTenant reports whether a tenant, of a token or of a Unix socket, has a valid name.
+func ValidTenant(name string) bool { return validTenant(strings.TrimPrefix(name, Local)) }
+
 // validTenant reports whether a token's tenant has a valid name. Names are also used for directories and
 // metric labels.
 func validTenant(name string) bool {

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/config"
 	"github.com/sbxrun/sbxrun/internal/page"
 )
 
@@ -59,7 +60,11 @@ func IdentityOf(ctx context.Context) Identity {
 // socket.
 func (s *Middleware) tenant(r *http.Request) (tenant string, local bool, err error) {
 	if passed(r.Context()) {
-		return r.Header.Get(TenantHeader), r.Header.Get(LocalHeader) != "", nil
+		tenant := r.Header.Get(TenantHeader)
+		if !config.ValidTenant(tenant) { // it names directories
+			return "", false, api.NewError(api.Auth, "invalid tenant", "")
+		}
+		return tenant, r.Header.Get(LocalHeader) != "", nil
 	}
 	if header := r.Header.Get("Authorization"); header != "" {
 		scheme, token, _ := strings.Cut(header, " ")

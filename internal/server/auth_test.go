@@ -2,6 +2,7 @@ package server
 
 import (
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 
@@ -27,5 +28,18 @@ func TestTokenUnknown(t *testing.T) {
 	for header, want := range map[string]int{"": 404, "Bearer x": 401, "Bearer ": 401, "Basic x": 401, "x": 401} {
 		w := ask(h, http.MethodGet, "/v1/calls/none", "", "Authorization", header)
 		check.That(t, w.Code == want, "%q: %d %s", header, w.Code, w.Body)
+	}
+}
+
+// A gateway must name a tenant whose name is a file name.
+func TestTenantOfGateway(t *testing.T) {
+	s := newServer(t, nowhere{})
+	h := s.Handler(http.NotFoundHandler())
+	for tenant, want := range map[string]int{"ci": 200, "uid-1000": 200, "": 401, "..": 401, "../x": 401, "a/b": 401, "uid-..": 401, "uid-": 401} {
+		w := httptest.NewRecorder()
+		r := httptest.NewRequestWithContext(Passed(t.Context(), nil), http.MethodGet, "http://node/v1/sessions", nil)
+		r.Header.Set(TenantHeader, tenant)
+		h.ServeHTTP(w, r)
+		check.That(t, w.Code == want, "%q: %d %s", tenant, w.Code, w.Body)
 	}
 }
