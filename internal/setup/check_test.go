@@ -384,6 +384,23 @@ func TestCommands(t *testing.T) {
 		"README.md lacks one of the two commands")
 }
 
+// Scripts that begin with #! can be executed, except those of packages, which dpkg, rpm and apk execute.
+func TestExecutable(t *testing.T) {
+	for _, pattern := range []string{"*.sh", "*/*.sh", "../../*.sh", "../../.ci/*"} {
+		names, err := filepath.Glob(pattern)
+		check.Must(t, err)
+		check.That(t, len(names) > 0, "%s: no scripts", pattern)
+		for _, name := range names {
+			text, err := os.ReadFile(name)
+			check.Must(t, err)
+			info, err := os.Stat(name)
+			check.Must(t, err)
+			ofPackage := strings.HasPrefix(name, "dist/p")
+			check.Equal(t, info.Mode()&0o111 != 0, bytes.HasPrefix(text, []byte("#!")) && !ofPackage, "%s: whether it is executable", name)
+		}
+	}
+}
+
 // The tests that tests/README.md names exist. A name that ends with … is a prefix.
 func TestNamesInReadme(t *testing.T) {
 	text, err := os.ReadFile("../../tests/README.md")
