@@ -195,9 +195,14 @@ func (c *coverer) search(top string, plain bool) {
 	}
 }
 
+// openDir opens a directory. An earlier command may have put a named pipe there, which must not block us.
+func openDir(dir string) (*os.File, error) {
+	return os.OpenFile(dir, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+}
+
 // read returns the entries of a directory; more than most are an error.
 func read(dir string, most int) ([]os.DirEntry, error) {
-	d, err := os.Open(dir)
+	d, err := openDir(dir)
 	if err != nil {
 		return nil, err
 	}

@@ -3,7 +3,6 @@
 package tools
 
 import (
-	"bufio"
 	"os"
 	"path/filepath"
 	"slices"
@@ -205,7 +204,7 @@ func (f *finder) programs(dir string) {
 			}
 		}
 	}
-	d, err := os.Open(dir)
+	d, err := openDir(dir)
 	if err != nil {
 		return
 	}
@@ -290,13 +289,9 @@ func system(dir string) bool {
 
 // venvBase returns the directory of a Python venv's base interpreter.
 func venvBase(prefix string) string {
-	file, err := os.Open(filepath.Join(prefix, "pyvenv.cfg"))
-	if err != nil {
-		return ""
-	}
-	defer file.Close()
-	for lines := bufio.NewScanner(file); lines.Scan(); {
-		key, value, _ := strings.Cut(lines.Text(), "=")
+	const most = 64 << 10
+	for line := range strings.Lines(head(filepath.Join(prefix, "pyvenv.cfg"), most)) {
+		key, value, _ := strings.Cut(line, "=")
 		if value = strings.TrimSpace(value); strings.TrimSpace(key) == "home" && filepath.IsAbs(value) {
 			return value
 		}

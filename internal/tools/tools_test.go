@@ -6,8 +6,10 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/values"
@@ -157,6 +159,30 @@ func TestFind(t *testing.T) {
 			}
 			check.That(t, set.Path == full(dirs), "PATH %s, want %s", set.Path, full(dirs))
 		})
+	}
+}
+
+// A named pipe that an earlier command has left in a directory of PATH, or in its place, does not block.
+func TestFindPipes(t *testing.T) {
+	top := host(t, "venv/bin/x*")
+	pipes := []string{top + "/venv/pyvenv.cfg", top + "/bin"}
+	for _, name := range pipes {
+		check.Must(t, unix.Mkfifo(name, 0o644))
+	}
+	found := make(chan Set, 1)
+	go func() {
+		found <- Find(room.Caller{Path: top + "/venv/bin:" + top + "/bin"}, func(string) (string, bool) { return "", false }, func(string) bool { return false })
+	}()
+	select {
+	case set := <-found:
+		check.That(t, len(set.Mounts) == 1 && set.Mounts[0].Source == top+"/venv", "%v", set.Mounts)
+	case <-time.After(30 * time.Second):
+		t.Error("it waits for a pipe")
+		for _, name := range pipes { // so that the goroutine ends
+			if fd, err := unix.Open(name, unix.O_RDWR|unix.O_CLOEXEC, 0); err == nil {
+				defer unix.Close(fd)
+			}
+		}
 	}
 }
 
