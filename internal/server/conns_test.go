@@ -406,3 +406,20 @@ func TestOptions(t *testing.T) {
 	defer r.Body.Close()
 	check.That(t, r.StatusCode == http.StatusUnauthorized && r.Close, "%+v", r)
 }
+
+// A report repeats the command line, which may be six times as long there.
+func TestEcho(t *testing.T) {
+	const size, answer = 100_000, 4 << 20
+	h := handler(t, func(s *Server) {
+		set := *s.settings.Load()
+		set.Tenant.Buffers = answer + 8*size // enough for both requests
+		s.settings.Store(&set)
+	})
+	for path, n := range map[string]int{"/v1/run": size, "/v1/run?stream=1": 4 * size} { // the stream needs no memory for output
+		for _, text := range []string{"a", "\x7f"} {
+			w := ask(h, http.MethodPost, path, `{"argv":["`+strings.Repeat(text, n/len(text))+`"]}`)
+			refused := w.Code == http.StatusForbidden || w.Code == http.StatusTooManyRequests
+			check.That(t, refused == (text != "a"), "%s of %q: %d %.200s", path, text, w.Code, w.Body) // there is no slot
+		}
+	}
+}

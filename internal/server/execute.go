@@ -68,7 +68,7 @@ func (s *Server) executeJoined(ctx context.Context, turn *tenants.Ticket, ex *ex
 		return nil, err
 	}
 	a.QueueMS = result.Milliseconds(ex.queued)
-	ex.buffers.Shrink(answerSize(a))
+	ex.buffers.Shrink(answerSize(a) + ex.echo())
 	s.record(ex, a)
 	return a, proven(a)
 }

@@ -28,7 +28,17 @@ func (ex *execution) buffer(more int64) {
 	if ex.maxOutput > ex.maxAnswer && !slices.Contains(ex.clamped, "limits.max_output") {
 		ex.clamped = append(ex.clamped, "limits.max_output")
 	}
-	ex.memory = 2*copies*ex.maxAnswer + more + ex.lists()
+	ex.memory = 2*copies*ex.maxAnswer + more + ex.lists() + ex.echo()
+}
+
+// echo returns the memory by which the command line in the report exceeds that in the request, which may contain the
+// characters themselves instead of escapes.
+func (ex *execution) echo() int64 {
+	n := 0
+	for _, word := range ex.argv {
+		n += longEscapes(word)
+	}
+	return copies * escaped * int64(n)
 }
 
 func newBuffered(ex *execution) *buffered {
@@ -49,16 +59,18 @@ func setOutput(r *result.Report, stdout, stderr result.Stream) {
 }
 
 // readable reports whether UTF-8 is sent as text instead of Base64. Text that is mostly control characters
-// would be several times as long, because each takes a six-byte escape, see [result.JSON].
-func readable(text string) bool {
-	long := 0
+// would be several times as long, because each takes a six-byte escape.
+func readable(text string) bool { return worth(len(text), longEscapes(text)) }
+
+// longEscapes counts the six-byte escapes that [result.JSON] needs for a text.
+func longEscapes(text string) (n int) {
 	for i := range len(text) {
 		switch c := text[i]; {
 		case escapes[c] == 'u', c == 0x7f, c == 0xc2 && i+1 < len(text) && text[i+1] < 0xa0:
-			long++
+			n++
 		}
 	}
-	return worth(len(text), long)
+	return n
 }
 
 // worth is like readable, given the size of a text in bytes and how many long escapes it needs.
@@ -99,6 +111,7 @@ type pieces struct {
 }
 
 func newEvents(w http.ResponseWriter, sse bool, ex *execution, spawn func(func())) *events {
+	ex.memory = ex.echo()
 	e := &events{w: w, sse: sse, id: ex.id, max: ex.maxOutput, spawn: spawn, closed: make(chan struct{})}
 	e.pieces = [2]pieces{{events: e, name: "stdout"}, {events: e, name: "stderr"}}
 	return e

@@ -403,13 +403,13 @@ func (s *Server) answered(q Request, stream, key string, body []byte, c *api.Cal
 		return nil, api.NewError(api.Usage, "streams do not support idempotency keys", "use POST /v1/calls and read the output by offset")
 	}
 	return q.writes(func() error {
+		defer func() { ex.buffers.Free() }()
 		if streams {
 			out := newEvents(q.w, sse, ex, s.spawn)
 			out.alive()
 			out.finish(s.execute(q.r.Context(), ex, out))
 			return nil
 		}
-		defer func() { ex.buffers.Free() }()
 		return s.respond(q, key, body, ex, func(ctx context.Context) (func(http.ResponseWriter), bool, error) {
 			a, err := s.execute(ctx, ex, newBuffered(ex))
 			return func(w http.ResponseWriter) { writeAnswer(w, a) }, a != nil && a.Started, err
