@@ -26,6 +26,9 @@ func (f *Server) cell(ctx context.Context, in runCell) (*sdk.CallToolResult, *ap
 		c.Collect = images
 	}
 	c.Limits.MaxOutput = streamBytes
+	if err := f.holdText(ctx, 2*streamBytes+resultBytes+2*exceptionBytes); err != nil {
+		return nil, nil, err
+	}
 	a, err := f.server.Cell(ctx, in.Session, c)
 	if err != nil {
 		return nil, nil, err
@@ -37,10 +40,12 @@ func (f *Server) cell(ctx context.Context, in runCell) (*sdk.CallToolResult, *ap
 	return res, a, nil
 }
 
-// resultBytes is the length of all text results in one answer.
-const resultBytes = 64 << 10
+const (
+	resultBytes    = 64 << 10 // of all text results in one answer
+	exceptionBytes = 32 << 10 // of an exception's message, and of its traceback
+)
 
-// truncate shortens text results to a length that a model can read. The content store keeps the rest.
+// truncate shortens texts to a length that a model can read. The content store keeps the rest of results.
 func truncate(a *api.CellAnswer) {
 	left := resultBytes
 	for i := range a.Results {
@@ -53,6 +58,11 @@ func truncate(a *api.CellAnswer) {
 				a.Results[i].Media[j].Text, a.Results[i].Truncated = &kept, true
 			}
 			left -= len(*a.Results[i].Media[j].Text)
+		}
+	}
+	if e := a.Exception; e != nil {
+		for _, text := range []*string{&e.Message, &e.Traceback} {
+			*text = strings.ToValidUTF8((*text)[:min(len(*text), exceptionBytes)], "")
 		}
 	}
 }

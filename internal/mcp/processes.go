@@ -77,6 +77,7 @@ func (f *Server) readProcess(ctx context.Context, in readProcess) (*sdk.CallTool
 		}
 	}
 	out := &output{CallStatus: c.Status()}
+	shorten(&out.CallStatus)
 	var b strings.Builder
 	b.WriteString(describeProcess(out.CallStatus))
 	streams := []string{"stdout", "stderr"}
@@ -86,7 +87,7 @@ func (f *Server) readProcess(ctx context.Context, in readProcess) (*sdk.CallTool
 		streams = streams[:1]
 	}
 	for _, name := range streams {
-		next, err := writeOutput(&b, c, name, in.Offset)
+		next, err := f.writeOutput(ctx, &b, c, name, in.Offset)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -106,14 +107,23 @@ func (f *Server) stopProcess(ctx context.Context, in oneProcess) (*sdk.CallToolR
 	c.Cancel()
 	<-c.Ended()
 	status := c.Status()
+	shorten(&status)
 	var b strings.Builder
 	b.WriteString(describeProcess(status))
 	for _, name := range []string{"stdout", "stderr"} {
-		if _, err := writeOutput(&b, c, name, nil); err != nil {
+		if _, err := f.writeOutput(ctx, &b, c, name, nil); err != nil {
 			return nil, nil, err
 		}
 	}
 	return text("%s", b.String()), &status, nil
+}
+
+// shorten drops the lists of a report if they are long.
+func shorten(s *api.CallStatus) {
+	const files = 16
+	if r := s.Report; r != nil && (brief(r) != r || len(r.Files) > files) {
+		s.Shorten()
+	}
 }
 
 // describeProcess describes the state of a process, or its end, in one line.
@@ -129,7 +139,7 @@ func describeProcess(s api.CallStatus) string {
 }
 
 // writeOutput writes a part of a stream: from an offset, or its end. It returns the offset after that part.
-func writeOutput(b *strings.Builder, c *calls.Call, name string, offset *int64) (next int64, err error) {
+func (f *Server) writeOutput(ctx context.Context, b *strings.Builder, c *calls.Call, name string, offset *int64) (next int64, err error) {
 	spool := c.Stream(name)
 	size, _, _ := spool.Size()
 	from := max(0, size-streamBytes)
@@ -137,6 +147,9 @@ func writeOutput(b *strings.Builder, c *calls.Call, name string, offset *int64) 
 		from = min(*offset, size)
 	}
 	text, err := io.ReadAll(spool.Section(from, min(size, from+streamBytes)))
+	if err == nil {
+		err = f.holdText(ctx, len(text))
+	}
 	if err != nil {
 		return 0, err
 	}

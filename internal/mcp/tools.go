@@ -330,6 +330,29 @@ func filesIn(files []file) (in []api.FileIn) {
 	return in
 }
 
+// holdText reserves memory for n bytes of text in a result. The text is also in the report, and the SDK makes several copies,
+// in which some characters take six bytes.
+func (f *Server) holdText(ctx context.Context, n int) error {
+	const copies = 16
+	return f.server.Hold(ctx, copies*int64(n))
+}
+
+// brief returns a report without a long command line. The client knows that, and the SDK makes several copies of a result,
+// in which some characters take six bytes.
+func brief(a *api.Answer) *api.Answer {
+	const word = 4 // at least, of an item of a list
+	size := 0
+	for _, text := range a.Argv {
+		size += word + len(text)
+	}
+	if size <= api.MaxListed {
+		return a
+	}
+	short := *a // the original is shared
+	short.Argv = []string{}
+	return &short
+}
+
 // run executes a call.
 func (f *Server) run(ctx context.Context, in common, c *api.Call) (*sdk.CallToolResult, *api.Answer, error) {
 	c.Stdin, c.TimeoutMS, c.Image, c.Files, c.Collect = in.Stdin, in.TimeoutMS, in.Image, filesIn(in.Files), in.Collect
@@ -337,6 +360,9 @@ func (f *Server) run(ctx context.Context, in common, c *api.Call) (*sdk.CallTool
 		c.Collect = images
 	}
 	c.Limits.MaxOutput = streamBytes
+	if err := f.holdText(ctx, 2*streamBytes); err != nil {
+		return nil, nil, err
+	}
 	a, err := f.server.Run(ctx, in.Session, c)
 	if err != nil {
 		e := api.AsError(err)
@@ -345,8 +371,9 @@ func (f *Server) run(ctx context.Context, in common, c *api.Call) (*sdk.CallTool
 		}
 		res := text("%s\n%s", toolError(e), describe(e.Report))
 		res.IsError = true
-		return res, e.Report, nil
+		return res, brief(e.Report), nil
 	}
+	a = brief(a)
 	res := text("%s", describe(a))
 	a.Files = f.addFiles(ctx, res, in, a.StartedAt, a.Files, 0)
 	return res, a, nil
@@ -413,6 +440,9 @@ func (f *Server) readFile(ctx context.Context, in readFile) (*sdk.CallToolResult
 		return &sdk.CallToolResult{Content: []sdk.Content{&sdk.ImageContent{Data: b, MIMEType: out.MediaType}}}, out, nil
 	}
 	b, err := io.ReadAll(io.NewSectionReader(r, in.Offset, min(readBytes, max(0, size-in.Offset))))
+	if err == nil {
+		err = f.holdText(ctx, len(b))
+	}
 	if err != nil {
 		return nil, nil, err
 	}

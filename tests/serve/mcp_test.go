@@ -515,6 +515,44 @@ func TestMCPMemory(t *testing.T) {
 	}
 }
 
+// The text of a result counts, too.
+func TestMCPResultMemory(t *testing.T) {
+	t.Parallel()
+	s := serve(t, cold+"[tenant]\nbuffers = \"1M\"\n")
+	headers, path := s.hello(), s.session(`{}`)
+	for size, want := range map[int]string{1 << 10: `"size":1024`, 64 << 10: "bytes of requests and answers"} {
+		s.answers(http.StatusCreated, "", http.MethodPut, path+"/files/a", strings.Repeat("<", size))
+		answer := s.use(headers, "read_file", map[string]any{"session": strings.TrimPrefix(path, "/v1/sessions/"), "path": "a"})
+		check.That(t, strings.Contains(answer, want), "%d bytes: %.300s", size, answer)
+	}
+}
+
+// A result does not repeat a long command.
+func TestMCPLongCommand(t *testing.T) {
+	t.Parallel()
+	s := serve(t, cold)
+	headers, session := s.hello(), strings.TrimPrefix(s.session(`{}`), "/v1/sessions/")
+	command := strings.Repeat("<", 1<<20)
+	answer := s.use(headers, "run_command", map[string]any{"command": command})
+	check.That(t, strings.Contains(answer, "start-failed") && len(answer) <= 10_000, "%d bytes: %.300s", len(answer), answer)
+	_, id, _ := strings.Cut(s.use(headers, "start_process", map[string]any{"session": session, "command": command}), "process ")
+	id, _, _ = strings.Cut(id, `"`)
+	for _, tool := range []string{"read_process", "stop_process"} {
+		answer := s.use(headers, tool, map[string]any{"session": session, "process": id, "wait_ms": 60_000})
+		check.That(t, strings.Contains(answer, "start-failed") && len(answer) <= 10_000, "%s: %d bytes: %.300s", tool, len(answer), answer)
+	}
+}
+
+// use calls a tool on a connection, and returns the response.
+func (s *server) use(headers []string, tool string, arguments map[string]any) string {
+	s.t.Helper()
+	b, err := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": map[string]any{"name": tool, "arguments": arguments}})
+	check.Must(s.t, err)
+	status, answer := s.ask(http.MethodPost, "/mcp", string(b), headers...)
+	check.Require(s.t, status == http.StatusOK, "%d %.300s", status, answer)
+	return string(answer)
+}
+
 // A server that is shutting down does not wait for agents that only listen.
 func TestMCPDrain(t *testing.T) {
 	t.Parallel()
