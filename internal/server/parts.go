@@ -32,6 +32,24 @@ type parts struct {
 	volumes []sandbox.Volume
 }
 
+// partsSize estimates the memory of the description of parts.
+func partsSize(p api.Parts) (size int64) {
+	var words []string
+	if p.Overlay != nil {
+		words = append(words, p.Overlay.Name, p.Overlay.Path)
+	}
+	for _, v := range p.Volumes {
+		words = append(words, v.Name, v.Path)
+	}
+	if p.Network != nil {
+		words = append(words, p.Network.Allow...)
+	}
+	for _, word := range words {
+		size += wordRest + int64(len(word))
+	}
+	return size
+}
+
 // checkParts validates the requested parts against the tenant's permissions. It returns nil if there are
 // none.
 func checkParts(set *settings, tenant string, t config.Tenant, asked api.Parts) (*parts, error) {

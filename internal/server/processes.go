@@ -28,7 +28,7 @@ func (s *Server) StartProcess(ctx context.Context, session string, c *api.Call) 
 	if err != nil {
 		return nil, err
 	}
-	status := started.Status()
+	status := brief(started)
 	return &status, nil
 }
 

@@ -143,7 +143,7 @@ func (s *Server) defineCalls(a huma.API) {
 		if err != nil {
 			return nil, err
 		}
-		return &begun{http.StatusAccepted, c.Status()}, nil
+		return &begun{http.StatusAccepted, brief(c)}, nil
 	})
 
 	register(a, s.operation(a, huma.Operation{
@@ -227,18 +227,23 @@ func (s *Server) statusOf(ctx context.Context, c *calls.Call) (*answer[api.CallS
 	return with(status, s.holdLong(ctx, size))
 }
 
+// brief returns the status of a call, without the lists of its report if they are long.
+func brief(c *calls.Call) api.CallStatus {
+	status := c.Status()
+	if r := status.Report; r != nil && answerSize(r) > api.MaxListed {
+		status.Shorten()
+	}
+	return status
+}
+
 // listOf returns the answer that lists calls, after reserving memory for it.
 func (s *Server) listOf(ctx context.Context, all []*calls.Call) (*answer[api.Calls], error) {
 	out, size := api.Calls{Calls: []api.CallStatus{}}, int64(0)
 	for _, c := range all {
-		status := c.Status()
+		status := brief(c)
 		size += answerRest
 		if r := status.Report; r != nil {
-			if n := answerSize(r); n <= api.MaxListed {
-				size += escaped * (n - answerRest)
-			} else {
-				status.Shorten()
-			}
+			size += escaped * (answerSize(r) - answerRest)
 		}
 		out.Calls = append(out.Calls, status)
 	}

@@ -8,11 +8,13 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/calls"
 	"github.com/sbxrun/sbxrun/internal/network"
+	"github.com/sbxrun/sbxrun/internal/sessions"
 	"github.com/sbxrun/sbxrun/internal/tenants"
 	"github.com/sbxrun/sbxrun/internal/values"
 	"github.com/sbxrun/sbxrun/tests/check"
@@ -91,5 +93,27 @@ func TestListsAtOnce(t *testing.T) {
 		}
 		status := <-answered
 		check.That(t, status == http.StatusOK || status == http.StatusNotFound, "%s: %d", q.path, status)
+	}
+}
+
+// Descriptions of sessions and recent calls, which can be long, reserve memory, too.
+func TestDescriptionsHold(t *testing.T) {
+	var s *Server
+	h := handler(t, func(its *Server) { s = its })
+	long := strings.Repeat("a", 4000)
+	asked := api.Parts{Overlay: &api.Overlay{Path: "/" + long}, Volumes: slices.Repeat([]api.Volume{{Path: "/" + long}}, 3), Network: &api.Network{Allow: []string{long}}}
+	x := &sessions.Session{ID: "x", Tenant: "uid-1", Place: brokenPlace{&broken{}}, Processes: calls.NewStore("", 0, nil), Asked: asked, Idle: time.Hour, Expires: time.Now().Add(time.Hour)}
+	s.sessions.Add(x)
+	for range 5 {
+		s.recents.add("uid-1", api.Recent{Code: long})
+	}
+	for buffers, want := range map[int]int{0: http.StatusOK, 100_000: http.StatusForbidden} { // 0 is no limit
+		set := *s.settings.Load()
+		set.Tenant.Buffers = values.Size(buffers)
+		s.settings.Store(&set)
+		for _, path := range []string{"/v1/sessions", "/v1/sessions/x", "/v1/status"} {
+			w := ask(h, http.MethodGet, path, "")
+			check.That(t, w.Code == want, "%s with %d bytes: %d, %d bytes", path, buffers, w.Code, w.Body.Len())
+		}
 	}
 }

@@ -295,14 +295,16 @@ func (s *Server) defineParts(a huma.API) {
 		if len(all) == 0 && len(wrong) > 0 {
 			return nil, wrong[0]
 		}
-		out := api.Snapshots{Snapshots: []api.Snapshot{}}
+		out, size := api.Snapshots{Snapshots: []api.Snapshot{}}, int64(0)
 		for _, m := range all {
 			if !m.Expired(time.Now()) {
-				out.Snapshots = append(out.Snapshots, shown(m))
+				one := shown(m)
+				const rest = 256
+				size += rest + int64(len(one.Path))
+				out.Snapshots = append(out.Snapshots, one)
 			}
 		}
-		const each = 256
-		return with(out, s.holdLong(ctx, each*int64(len(out.Snapshots))))
+		return with(out, s.holdLong(ctx, size))
 	})
 
 	register(a, s.operation(a, huma.Operation{

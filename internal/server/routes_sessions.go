@@ -201,11 +201,7 @@ func (s *Server) defineSessions(a huma.API) {
 		out, size := api.Sessions{Sessions: []api.Session{}}, int64(0)
 		for _, x := range s.sessions.List(IdentityOf(ctx).Tenant) {
 			out.Sessions = append(out.Sessions, describe(x))
-			if x.Asked.Network != nil {
-				for _, host := range x.Asked.Network.Allow {
-					size += wordRest + int64(len(host))
-				}
-			}
+			size += partsSize(x.Asked)
 		}
 		return with(out, s.holdLong(ctx, size))
 	})
@@ -217,7 +213,7 @@ func (s *Server) defineSessions(a huma.API) {
 		if err != nil {
 			return nil, err
 		}
-		return with(describe(x), nil)
+		return with(describe(x), s.holdLong(ctx, partsSize(x.Asked)))
 	})
 
 	register(a, s.operation(a, huma.Operation{
@@ -304,7 +300,7 @@ func (s *Server) defineProcesses(a huma.API) {
 		if err != nil {
 			return nil, err
 		}
-		return with(c.Status(), nil)
+		return with(brief(c), nil)
 	})
 
 	register(a, s.operation(a, huma.Operation{

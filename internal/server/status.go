@@ -120,6 +120,10 @@ func (s *Server) defineStatus(a huma.API) {
 	register(a, s.operation(a, huma.Operation{
 		OperationID: "status", Method: http.MethodGet, Path: "/v1/status", Summary: "Get current activity and recent calls",
 	}), func(ctx context.Context, _ *struct{}) (*answer[*api.Status], error) {
-		return with(s.status(IdentityOf(ctx)), nil)
+		out, size := s.status(IdentityOf(ctx)), int64(0)
+		for _, r := range out.Recent {
+			size += int64(len(r.Code))
+		}
+		return with(out, s.holdLong(ctx, size))
 	})
 }
