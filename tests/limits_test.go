@@ -428,6 +428,16 @@ for f in (lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))), (
 	harness.Run(t, o, "python3", "-c", use).Expect(t, 0, "exited").Out(t, "(0, 0) (0, 0)\nrefused\nrefused\n")
 }
 
+// A command may not queue all signals that the kernel lets its user queue.
+func TestLimitQueuedSignals(t *testing.T) {
+	t.Parallel()
+	o := harness.Options{Wrap: []string{"prlimit", "--sigpending=8000:8000"}}
+	const show = "import resource; print(resource.getrlimit(resource.RLIMIT_SIGPENDING))"
+	harness.Run(t, o, "python3", "-c", show).Expect(t, 0, "exited").Out(t, "(6976, 6976)\n")
+	b := harness.NewState(t).Sandbox(o)
+	b.Exec(o, nil, "python3", "-c", show).Exits(t, 0).Out(t, "(6976, 6976)\n")
+}
+
 // A hard limit of 0 on core dumps, common on hardened machines, does not prevent a run, although
 // only root may raise it.
 func TestCoreDumpsForbidden(t *testing.T) {

@@ -195,6 +195,10 @@ func keptBack(asked []proc.Rlimit) []proc.Rlimit {
 		!slices.ContainsFunc(asked, func(l proc.Rlimit) bool { return l.Resource == unix.RLIMIT_NOFILE }) {
 		kept = append(kept, proc.Rlimit{Resource: unix.RLIMIT_NOFILE, Value: own.Max - reserve})
 	}
+	// The kernel also counts queued signals per user. Without one left, timer_create(2) fails for all programs of the user.
+	if unix.Getrlimit(unix.RLIMIT_SIGPENDING, &own) == nil && own.Max >= 4*reserve {
+		kept = append(kept, proc.Rlimit{Resource: unix.RLIMIT_SIGPENDING, Value: min(own.Cur, own.Max-reserve)})
+	}
 	return kept
 }
 
