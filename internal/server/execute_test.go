@@ -38,6 +38,26 @@ func TestLimitsOfPlace(t *testing.T) {
 	check.That(t, p.Commands.Memory == 1_000_000_000, "%+v", p)
 }
 
+// The workspace of a session is not larger than its memory, because the sandbox's limit does not include what the
+// server writes there.
+func TestSizeOfWorkspace(t *testing.T) {
+	source := seen{policies: make(chan slot.Policy, 1)}
+	h := handler(t, func(s *Server) { s.source = source })
+	for _, test := range []struct {
+		session string
+		memory  int64
+		size    int64
+	}{
+		{`{}`, 0, 256 << 20},
+		{`{"limits":{"memory":67108864}}`, 64 << 20, 64 << 20},
+		{`{"limits":{"memory":1073741824}}`, 1 << 30, 256 << 20},
+	} {
+		ask(h, http.MethodPost, "/v1/sessions", test.session)
+		p := <-source.policies
+		check.That(t, p.TmpSize == test.size && p.Limits.Memory == test.memory, "%s: %d, %+v", test.session, p.TmpSize, p.Limits)
+	}
+}
+
 // Copying a call's files stops when the client has disconnected.
 func TestBringEnds(t *testing.T) {
 	root, err := unix.Open(t.TempDir(), unix.O_PATH, 0)

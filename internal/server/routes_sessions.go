@@ -93,6 +93,10 @@ func (s *Server) CreateSession(ctx context.Context, n *api.NewSession) (*api.Ses
 	}
 	policy := set.policyOf(m)
 	policy.Limits, policy.Lifetime = ex.limits, life+later
+	// What the server writes to the workspace does not count as memory of the sandbox.
+	if most := ex.limits.Memory; most > 0 {
+		policy.TmpSize = min(policy.TmpSize, most)
+	}
 	if ex.parts != nil {
 		if err := s.addParts(ctx, set, ex.ceilings, ex.parts, &policy); err != nil {
 			m.release()
