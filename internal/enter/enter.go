@@ -149,10 +149,14 @@ func layProc(s *helper.Script) {
 	// Otherwise a command could change the sysctls of its IPC namespace, because they belong to uid 0 of the user namespace
 	// that bwrap makes first, which outside is the payload's uid. With kernel.sem raised, an operation on an array of
 	// semaphores keeps a CPU of the host in the kernel for seconds.
-	const sysctls = "/proc/sys"
-	s.Do(stepMask, unix.SYS_MOUNT, sysctls, sysctls, 0, unix.MS_BIND, 0)
-	s.Allow(1, unix.ENOENT) // a kernel without sysctls
-	s.Do(stepMask, unix.SYS_MOUNT, 0, sysctls, 0, unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, 0)
+	//
+	// The kernel waits for an RCU grace period at each close of a trigger in /proc/pressure (Linux 6.5), so a killed command
+	// with thousands of them would end after minutes.
+	for _, name := range []string{"/proc/sys", "/proc/pressure"} {
+		s.Do(stepMask, unix.SYS_MOUNT, name, name, 0, unix.MS_BIND, 0)
+		s.Allow(1, unix.ENOENT) // a kernel without it
+		s.Do(stepMask, unix.SYS_MOUNT, 0, name, 0, unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, 0)
+	}
 	s.Do("show the room's /proc/meminfo", unix.SYS_MOUNT, MeminfoCopy, "/proc/meminfo", 0, unix.MS_BIND, 0)
 	s.Allow(0, helper.AnyError) // there is none, or a payload that can write to /run has made a link that leads nowhere
 }
