@@ -158,8 +158,9 @@ func TestStartRm(t *testing.T) {
 	waiter, follower := s.Start(harness.Options{}, "wait", "--json", "job"), s.Start(harness.Options{}, "logs", "-f", "job")
 	follower.WaitOutput("begun\n")
 	ready := s.Start(harness.Options{}, "wait", "--log", "nosuch", "job")
-	held(t, waiter, s.Dir+"/"+b.ID+"/lock")
-	held(t, ready, s.Dir+"/"+b.ID+"/lock")
+	// Both have opened the sandbox's record for good before these. They open it for a moment earlier.
+	held(t, waiter, "pidfd") // of the supervisor
+	held(t, ready, b.ID+"/stderr.log")
 	check.Must(t, os.WriteFile(dir+"/on", nil, 0o644))
 	var said struct {
 		Status   string          `json:"status"`
@@ -193,7 +194,7 @@ func TestStartRm(t *testing.T) {
 	check.That(t, rec.Status == "lost", "its supervisor was killed: %+v", rec)
 }
 
-// held waits until a process has a file open.
+// held waits until a process has a file open, whose link in /proc/PID/fd contains name.
 func held(t *testing.T, p *harness.Process, name string) {
 	t.Helper()
 	dir := "/proc/" + strconv.Itoa(p.PID) + "/fd/"
@@ -201,7 +202,7 @@ func held(t *testing.T, p *harness.Process, name string) {
 		fds, _ := os.ReadDir(dir)
 		return slices.ContainsFunc(fds, func(fd os.DirEntry) bool {
 			target, _ := os.Readlink(dir + fd.Name())
-			return target == name
+			return strings.Contains(target, name)
 		})
 	})
 }
