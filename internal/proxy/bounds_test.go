@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -125,6 +127,51 @@ func TestGivenUp(t *testing.T) {
 	<-asked
 	c.Close()
 	check.That(t, <-over, "it continued until the timeout")
+}
+
+// Lookups that were given up leave no sockets, also if a lookup of the same name was under way.
+func TestLookupGivenUp(t *testing.T) {
+	t.Parallel()
+	silent, err := net.ListenPacket("udp", "127.0.0.1:0")
+	check.Must(t, err)
+	defer silent.Close()
+	var open, asked atomic.Int64
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		conn, err := new(net.Dialer).DialContext(ctx, "udp", silent.LocalAddr().String())
+		if err != nil {
+			return nil, err
+		}
+		open.Add(1)
+		asked.Add(1)
+		return &patient{UDPConn: conn.(*net.UDPConn), open: &open}, nil
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var over sync.WaitGroup
+	for range 2 {
+		over.Go(func() {
+			_, err := lookupBy(ctx, "slow.example.org", dial)
+			check.That(t, err != nil, "a silent name server answered")
+		})
+	}
+	harness.Until(t, time.Minute, "the queries", func() bool { return asked.Load() >= 2 })
+	cancel()
+	over.Wait()
+	harness.Until(t, time.Minute, "the sockets to be closed", func() bool { return open.Load() == 0 })
+}
+
+// patient is a connection without timeouts.
+type patient struct {
+	*net.UDPConn
+	open *atomic.Int64
+	once sync.Once
+}
+
+func (c *patient) SetDeadline(time.Time) error { return nil }
+
+func (c *patient) Close() error {
+	c.once.Do(func() { c.open.Add(-1) })
+	return c.UDPConn.Close()
 }
 
 // A connection whose peer is gone counts as idle.

@@ -114,10 +114,22 @@ func (r *rules) ownAddresses() ([]netip.Addr, error) {
 // lookup resolves a name as the host does. The trailing dot prevents a search in the host's own domain
 // (resolv.conf(5)), where the name could mean another host.
 func lookup(ctx context.Context, name string) ([]netip.Addr, error) {
+	return lookupBy(ctx, name, new(net.Dialer).DialContext)
+}
+
+// lookupBy is lookup with a function that connects to a name server. All sockets are closed when ctx is done.
+// net.Resolver would keep them until its own timeout, and continue a lookup that two callers share, so that a
+// sandbox could open any number of sockets by canceling requests.
+func lookupBy(ctx context.Context, name string, dial func(ctx context.Context, network, address string) (net.Conn, error)) ([]netip.Addr, error) {
 	if strings.Contains(name, ".") {
 		name += "."
 	}
-	return resolver.LookupNetIP(ctx, "ip", name)
+	own := net.Resolver{PreferGo: true, Dial: func(inner context.Context, network, address string) (net.Conn, error) {
+		conn, err := dial(inner, network, address)
+		if err == nil {
+			context.AfterFunc(ctx, func() { conn.Close() })
+		}
+		return conn, err
+	}}
+	return own.LookupNetIP(ctx, "ip", name)
 }
-
-var resolver = net.Resolver{PreferGo: true}
