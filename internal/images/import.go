@@ -299,7 +299,7 @@ func holdLayer(store *snapshots.Store, l snapshots.Layer, owner *proc.Cred) (*sn
 		if err != nil {
 			return nil, err
 		}
-		_, _, err = unpackLayer(store, from, l.SHA256, owner, layers.Count{Bytes: math.MaxInt64, Entries: l.Entries}, func(sum string) error {
+		_, _, err = unpackLayer(store, from, l.SHA256, owner, layers.Count{Bytes: math.MaxInt64, Entries: snapshots.MaxEntries}, func(sum string) error {
 			if sum != l.SHA256 {
 				return invalid("layer %.12s has the hash %.12s in the store", l.SHA256, sum)
 			}

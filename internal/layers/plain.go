@@ -36,12 +36,16 @@ const (
 
 // Plain unpacks the tar of a layer into an empty private directory, and writes the list of changes. The files get the
 // owner, unless that is nil. Owners, setuid bits and extended attributes of the tar are dropped, and owners can read all
-// files and search all directories. After an error the caller removes the directory.
+// files and search all directories. Missing directories count as entries. After an error the caller removes the
+// directory.
 func Plain(from io.Reader, root *os.File, changes io.Writer, owner *proc.Cred, most Count) (Count, error) {
-	p := &plain{layer: layer{root: int(root.Fd()), owner: owner, parent: -1}, changes: bufio.NewWriter(changes), parents: map[string]bool{}}
+	p := &plain{layer: layer{root: int(root.Fd()), owner: owner, parent: -1}, changes: bufio.NewWriter(changes), parents: map[string]bool{}, most: most.Entries}
 	defer p.leave()
 	over := &result.Error{Code: "too-large", Message: "the image has more bytes unpacked than allowed", Hint: "raise --max-size"}
 	c, err := read(from, most, over, p.entry)
+	if c.Entries += len(p.parents); err == nil && c.Entries > most.Entries {
+		err = tooMany(most.Entries)
+	}
 	if err == nil {
 		err = p.finish()
 	}
@@ -54,6 +58,7 @@ type plain struct {
 	changes *bufio.Writer
 	written int             // bytes of changes
 	parents map[string]bool // unlisted directories
+	most    int             // of them
 	text    int             // bytes of parents
 	leftOut int
 }
@@ -177,7 +182,9 @@ func (p *plain) unlisted(name string) error {
 	if p.text += len(name); p.text > maxParents {
 		return refused("too many directories are not listed")
 	}
-	p.parents[name] = true
+	if p.parents[name] = true; len(p.parents) > p.most {
+		return tooMany(p.most)
+	}
 	return nil
 }
 

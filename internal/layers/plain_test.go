@@ -28,8 +28,10 @@ func (a *again) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// Endless layers are refused at the limits for entries, for bytes, and for the list of deletions.
+// Endless layers are refused at the limits for entries, for bytes, and for the list of deletions. Directories that a layer
+// does not list count as entries.
 func TestPlainBounds(t *testing.T) {
+	deep := archive([]tar.Header{{Typeflag: tar.TypeReg, Name: strings.Repeat("d/", 90) + "f"}})
 	entry := func(name string) []byte { return archive([]tar.Header{{Typeflag: tar.TypeReg, Name: name}})[:512] }
 	for name, tt := range map[string]struct {
 		text []byte
@@ -38,12 +40,17 @@ func TestPlainBounds(t *testing.T) {
 	}{
 		"entries":   {entry("f"), Count{Bytes: 1 << 40, Entries: 1000}, "more than 1000 entries"},
 		"bytes":     {entry("f"), Count{Bytes: 1 << 20, Entries: 1 << 30}, "more bytes unpacked than allowed"},
+		"deep":      {deep, Count{Bytes: 1 << 20, Entries: 50}, "more than 50 entries"},
 		"deletions": {entry(".wh." + strings.Repeat("x", 90)), Count{Bytes: 1 << 40, Entries: 1 << 30}, "too many deletions"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := Plain(&again{text: tt.text}, open(t, t.TempDir()), io.Discard, nil, tt.most)
 			check.That(t, (result.CodeOf(err) == "damaged" || result.CodeOf(err) == "too-large") && strings.Contains(err.Error(), tt.want), "%v", err)
 		})
+	}
+	for most, want := range map[int]string{90: "damaged", 91: ""} {
+		c, err := Plain(bytes.NewReader(deep), open(t, t.TempDir()), io.Discard, nil, Count{Bytes: 1 << 20, Entries: most})
+		check.That(t, result.CodeOf(err) == want && c.Entries == 91, "%d entries of at most %d: %v", c.Entries, most, err)
 	}
 }
 

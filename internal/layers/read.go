@@ -47,7 +47,7 @@ func read(from io.Reader, most Count, over error, entry func(*tar.Header, io.Rea
 			return c, broken(err)
 		}
 		if c.Entries++; c.Entries > most.Entries {
-			return c, refused("more than %d entries", most.Entries)
+			return c, tooMany(most.Entries)
 		}
 		if c.Content += h.Size; h.Size < 0 || c.Content < 0 || c.Content > most.Bytes {
 			return c, over
@@ -57,6 +57,8 @@ func read(from io.Reader, most Count, over error, entry func(*tar.Header, io.Rea
 		}
 	}
 }
+
+func tooMany(most int) error { return refused("more than %d entries", most) }
 
 // entry handles the entry of one header.
 func entry(h *tar.Header, content io.Reader, to maker) error {
