@@ -276,6 +276,7 @@ func TestDrivers(t *testing.T) {
 func TestReason(t *testing.T) {
 	for name, want := range map[string]string{
 		"dax": "memory", "xen/privcmd": "memory", "i2c": "power", "spi": "power", "nvme-fabrics": "disks", "st": "disks", "zfs": "disks", "megaraid_sas_ioctl": "disks", "mpt3ctl": "disks",
+		"crash": "memory", "vboxdrv": "memory", "efi_capsule_loader": "firmware", "usbmon": "USB", "vhci": "devices",
 		"nvidia": "", "kvm": "", "ttyUSB": "",
 	} {
 		got := reason([]string{"other", name})

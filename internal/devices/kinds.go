@@ -16,15 +16,16 @@ var refused = []struct {
 	reason  string
 	drivers []string
 }{
-	{"it leads to the host's memory, I/O ports or kernel log", []string{"mem", "snapshot", "dax", "uio", "xen/privcmd", "xen/hypercall", "xen/gntdev"}},
-	{"it controls the host's processors, firmware or power", []string{"cpu/msr", "nvram", "mei", "ipmidev", "watchdog"}},
+	{"it leads to the host's memory, I/O ports or kernel log", []string{"mem", "snapshot", "dax", "uio", "xen/privcmd", "xen/hypercall", "xen/gntdev", "crash", "vboxdrv"}},
+	{"it controls the host's processors, firmware or power", []string{"cpu/msr", "nvram", "mei", "ipmidev", "watchdog", "efi_capsule_loader"}},
 	{"its bus also leads to the host's firmware, memory modules and power supply", []string{"i2c", "spi"}},
 	{"it uses the host's keys", []string{"tpm"}},
 	{"it leads to the host's disks", []string{"sg", "bsg", "st", "osst", "ch", "nvme", "nvme-generic", "nvme-fabrics", "raw", "mtd", "ubi_ctrl", "ndctl", "dimmctl", "btrfs-control", "zfs",
 		"megaraid_sas_ioctl", "megadev_legacy", "mpt2ctl", "mpt3ctl", "aac", "pmcraid", "twa", "twe", "twl"}},
+	{"it reads all traffic of the host's USB devices, such as keyboards and disks", []string{"usbmon"}},
 	{"it reads the keyboard or screen of the host, or types on it", []string{"input", "hidraw", "uhid", "uinput", "vcs", "fb"}},
 	{"it is a terminal of the host", []string{"tty", "/dev/tty", "/dev/vc/0", "/dev/console", "/dev/ptmx", "ptm", "pts"}},
-	{"it creates devices or mounts on the host", []string{"loop-control", "device-mapper", "cuse", "autofs"}},
+	{"it creates devices or mounts on the host", []string{"loop-control", "device-mapper", "cuse", "autofs", "vhci"}},
 	{"the system call filter refuses userfaultfd(2)", []string{"userfaultfd"}},
 }
 
