@@ -398,7 +398,8 @@ func LayAffinity(s *helper.Script, cpus *unix.CPUSet) {
 // layIdentity changes to the identity of c and ties the process to the keeper's life.
 func (c *Command) layIdentity(s *helper.Script) {
 	// The limit is 1 and not 0: if core_pattern is a pipe, the kernel ignores every limit but 1 (core(5), fs/coredump.c). For
-	// files 1 is smaller than any core. An error means that the hard limit is 0, which only CAP_SYS_RESOURCE may raise.
+	// files 1 is smaller than any core. For a socket (Linux 6.16), it ignores every limit. An error means that the hard limit
+	// is 0, which only CAP_SYS_RESOURCE may raise.
 	s.Do("switch off core dumps", unix.SYS_PRLIMIT64, 0, unix.RLIMIT_CORE, s.Words(1, 1), 0)
 	s.Allow(0, helper.AnyError)
 	if c.Cred != nil {
