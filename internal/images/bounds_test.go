@@ -60,6 +60,26 @@ func TestDroppedTrees(t *testing.T) {
 	check.That(t, err == nil && len(left) == 0, "left: %v, %v", left, err)
 }
 
+// A link in place of a tree does not count as one.
+func TestExchangedTree(t *testing.T) {
+	im := newImage(t, imageOptions{}, tarOf(t, entry{name: "f", body: "x"}))
+	s := newStore(t)
+	m, err := Import(t.Context(), s, memory{im.raw(), im.blobs}, Options{})
+	check.Must(t, err)
+	outside := t.TempDir()
+	check.Must(t, os.WriteFile(outside+"/f", []byte("secret"), 0o600))
+	roots, err := filepath.Glob(s.Path() + "/trees/*/root")
+	check.Require(t, err == nil && len(roots) == 2, "%v, %v", roots, err)
+	for _, root := range roots {
+		check.Must(t, os.RemoveAll(root), os.Symlink(outside, root))
+	}
+	check.Must(t, Unpack(t.Context(), s, m, nil))
+	text, err := os.ReadFile(treeOf(t, s, m) + "/f")
+	check.That(t, err == nil && string(text) == "x", "the image has %q, %v", text, err)
+	text, err = os.ReadFile(outside + "/f")
+	check.That(t, err == nil && string(text) == "secret", "outside is %q, %v", text, err)
+}
+
 // The digest of an index means the image for this machine.
 func TestPlatformsOfIndex(t *testing.T) {
 	other := Platform{OS: "linux", Architecture: "s390x"}

@@ -86,6 +86,9 @@ func (s *Store) holdTree(key string) (*Unpacked, error) {
 	if err = cmp.Or(err, bootErr); err == nil && string(made) != boot && string(made) != durable {
 		err = fs.ErrNotExist // a tree of another boot may be incomplete
 	}
+	if info, statErr := s.root.Lstat(filepath.Join(at, rootName)); err == nil && (statErr != nil || !info.IsDir()) {
+		err = fs.ErrNotExist // in its place, a link would show another directory to sandboxes
+	}
 	if err == nil {
 		err = proc.TryLock(proc.Descriptor(lock), unix.F_RDLCK)
 	}
