@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"io"
@@ -13,6 +14,28 @@ import (
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/server"
 )
+
+// copies is the number of copies of a text in a merged response: as received, as parsed, as merged, and encoded.
+const copies = 4
+
+// held reads a response that is kept in memory.
+type held struct {
+	io.Reader
+	hold func(n int64) error // reserves memory
+}
+
+func (h held) Read(p []byte) (int, error) {
+	n, err := h.Reader.Read(p)
+	if n > 0 {
+		err = cmp.Or(h.hold(copies*int64(n)), err)
+	}
+	return n, err
+}
+
+// held reserves memory for the response of a node until the request ends: its client may read slowly.
+func (g *Gateway) held(r *http.Request, body io.Reader) io.Reader {
+	return held{body, func(n int64) error { return g.middleware.Hold(r.Context(), n) }}
+}
 
 // sendToAll sends a request to all nodes and returns their responses.
 func (g *Gateway) sendToAll(r *http.Request) (texts [][]byte, err error) {
@@ -32,12 +55,9 @@ func (g *Gateway) sendToAll(r *http.Request) (texts [][]byte, err error) {
 				return
 			}
 			defer res.Body.Close()
-			text, err := io.ReadAll(io.LimitReader(res.Body, most+1))
+			text, err := io.ReadAll(io.LimitReader(g.held(r, res.Body), most+1))
 			if err == nil && len(text) > most {
 				err = api.NewError(api.Setup, "the response of a node is too large", "send the request to that node with Sbxrun-Node")
-			}
-			if err == nil {
-				err = g.middleware.Hold(r.Context(), 2*int64(len(text))) // and the parsed form
 			}
 			if err == nil && res.StatusCode != http.StatusOK {
 				e := &api.Error{}
@@ -105,16 +125,18 @@ func machine(nodes []api.Node) *api.Machine {
 	return m
 }
 
+// entry is a member of a list.
+type entry struct {
+	text json.RawMessage
+	time time.Time
+}
+
 // merge merges the lists of all nodes, sorted by the time in each entry.
 func (g *Gateway) merge(w http.ResponseWriter, r *http.Request, name, by string) {
 	texts, err := g.sendToAll(r)
 	if err != nil {
 		g.failed(w, r, err)
 		return
-	}
-	type entry struct {
-		text json.RawMessage
-		time time.Time
 	}
 	var all []entry
 	listed := map[string]bool{}
@@ -136,16 +158,13 @@ func (g *Gateway) merge(w http.ResponseWriter, r *http.Request, name, by string)
 	if name == "calls" {
 		more, err := g.queuedCalls(r.Context(), server.IdentityOf(r.Context()).Tenant, listed)
 		if err != nil {
-			g.failed(w, r, jetStreamError("cannot list the waiting calls", err))
+			if _, ok := errors.AsType[*api.Error](err); !ok {
+				err = jetStreamError("cannot list the waiting calls", err)
+			}
+			g.failed(w, r, err)
 			return
 		}
-		for _, call := range more {
-			text, err := json.Marshal(call)
-			if err != nil {
-				panic(err) // impossible for this type
-			}
-			all = append(all, entry{text, call.Came})
-		}
+		all = append(all, more...)
 	}
 	slices.SortStableFunc(all, func(a, b entry) int { return a.time.Compare(b.time) })
 	out := make([]json.RawMessage, 0, len(all))

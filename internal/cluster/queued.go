@@ -96,7 +96,7 @@ func (g *Gateway) queueCall(w http.ResponseWriter, r *http.Request) (*http.Respo
 	if replayed {
 		w.Header().Set("Idempotency-Replayed", "true")
 	}
-	writeJSON(w, http.StatusAccepted, call.status())
+	g.tell(w, r, http.StatusAccepted, call)
 	return nil, nil
 }
 
@@ -212,8 +212,30 @@ func (g *Gateway) call(w http.ResponseWriter, r *http.Request) {
 				return
 			}
 		}
-		writeJSON(w, http.StatusOK, call.status())
+		g.tell(w, r, http.StatusOK, call)
 		return
+	}
+}
+
+// tell writes the status of a call, after reserving memory if it is long. The status of a deleted call is shortened if
+// there is no memory.
+func (g *Gateway) tell(w http.ResponseWriter, r *http.Request, code int, call *record) {
+	status := call.status()
+	text, err := json.Marshal(status)
+	if err != nil {
+		panic(err) // impossible for this type
+	}
+	if len(text) > api.MaxListed {
+		err = g.middleware.Hold(r.Context(), copies*int64(len(text)))
+	}
+	switch {
+	case err == nil:
+		writeJSON(w, code, json.RawMessage(text))
+	case call.Gone:
+		status.Shorten()
+		writeJSON(w, code, status)
+	default:
+		g.failed(w, r, err)
 	}
 }
 
@@ -226,7 +248,11 @@ func (g *Gateway) ask(w http.ResponseWriter, r *http.Request, call *record) (end
 		return nil, true
 	}
 	const most = 16 << 20
-	text, err := io.ReadAll(io.LimitReader(res.Body, most))
+	body := io.Reader(res.Body)
+	if r.Method != http.MethodDelete { // whose answer the node has only once
+		body = g.held(r, body)
+	}
+	text, err := io.ReadAll(io.LimitReader(body, most))
 	res.Body.Close()
 	if err != nil {
 		g.failed(w, r, err)
@@ -313,7 +339,7 @@ func (g *Gateway) await(ctx context.Context, key string, revision uint64, until 
 	var changes <-chan jetstream.KeyValueEntry
 	if kv, err := g.bus.queue.records.open(ctx); err == nil {
 		if w, err := kv.Watch(ctx, key); err == nil {
-			defer func() { _ = w.Stop() }() // if it fails, it ends with the connection
+			defer stop(w)
 			changes, pause = w.Updates(), 2*jetStreamTimeout
 		}
 	}
@@ -335,8 +361,8 @@ func (g *Gateway) await(ctx context.Context, key string, revision uint64, until 
 	}
 }
 
-// queuedCalls returns the status of a tenant's calls that no node lists.
-func (g *Gateway) queuedCalls(ctx context.Context, tenant string, listed map[string]bool) (all []api.CallStatus, err error) {
+// queuedCalls returns the status of a tenant's calls that no node lists, after reserving memory for it.
+func (g *Gateway) queuedCalls(ctx context.Context, tenant string, listed map[string]bool) (all []entry, err error) {
 	ctx, cancel := context.WithTimeout(ctx, jetStreamTimeout)
 	defer cancel()
 	kv, err := g.bus.queue.records.open(ctx)
@@ -347,7 +373,7 @@ func (g *Gateway) queuedCalls(ctx context.Context, tenant string, listed map[str
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = w.Stop() }()
+	defer stop(w)
 	for {
 		select {
 		case <-ctx.Done():
@@ -364,7 +390,23 @@ func (g *Gateway) queuedCalls(ctx context.Context, tenant string, listed map[str
 			if len(e.Value()) > api.MaxListed {
 				status.Shorten()
 			}
-			all = append(all, status)
+			text, err := json.Marshal(status)
+			if err != nil {
+				panic(err) // impossible for this type
+			}
+			if err := g.middleware.Hold(ctx, copies*int64(len(text))); err != nil {
+				return nil, err
+			}
+			all = append(all, entry{text, status.Came})
 		}
 	}
+}
+
+// stop ends a watcher. Its goroutine may wait until an update is received, and would keep that and all others.
+func stop(w jetstream.KeyWatcher) {
+	_ = w.Stop() // if it fails, it ends with the connection
+	go func() {
+		for range w.Updates() {
+		}
+	}()
 }

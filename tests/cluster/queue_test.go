@@ -327,6 +327,55 @@ func TestQueueClaimed(t *testing.T) {
 	check.That(t, m.count("changed") == 0 && m.count("same") == 1, "they ran %d and %d times", m.count("changed"), m.count("same"))
 }
 
+// Answers about ended calls that clients do not read use a limited amount of memory.
+func TestQueueMemory(t *testing.T) {
+	t.Parallel()
+	const records, each, long = 100, 7 << 10, 400 << 10
+	o := runNATS(t)
+	c := newCluster(t, url(o), 1, 1, "[rooms]\nmin = 0\nmax = 0\n[tenant]\nbuffers = \"8M\"\n")
+	g := c.gateways[0]
+	end := g.end(t, g.begin(t, "true").ID)
+	js := jetStream(t, o)
+	kv, err := js.KeyValue(t.Context(), "sbxrun-calls")
+	check.Must(t, err)
+	keys, err := kv.Keys(t.Context())
+	check.Must(t, err)
+	tenant, _, _ := strings.Cut(keys[0], ".")
+	put := func(id string, size int) {
+		end.ID, end.Report.Argv = id, []string{strings.Repeat("x", size)}
+		text, err := json.Marshal(map[string]any{"id": id, "came": end.Came, "at": "n", "end": end})
+		check.Must(t, err)
+		_, err = kv.Create(t.Context(), tenant+"."+id, text)
+		check.Must(t, err)
+	}
+	for i := range records {
+		put(fmt.Sprintf("q-%d", i), each)
+	}
+	put("q-long", long)
+	for _, path := range []string{"/v1/calls", "/v1/calls/q-long"} {
+		refused := 0
+		var unread []io.Closer
+		for range 8 {
+			res, err := g.send(t.Context(), http.MethodGet, path, "")
+			check.Require(t, err == nil, "%v", err)
+			unread = append(unread, res.Body)
+			if res.StatusCode == http.StatusTooManyRequests {
+				refused++
+			} else {
+				check.Equal(t, res.StatusCode, http.StatusOK, "%s", path)
+			}
+		}
+		check.That(t, refused > 0 && refused < 8, "%s: %d are refused", path, refused)
+		for _, body := range unread {
+			body.Close()
+		}
+		harness.Until(t, harness.Bound, "the memory", func() bool {
+			status, _ := g.ask(t, http.MethodGet, path, nil)
+			return status == http.StatusOK
+		})
+	}
+}
+
 func jetStream(t *testing.T, o *server.Options) jetstream.JetStream {
 	t.Helper()
 	nc, err := nats.Connect(url(o))
