@@ -428,6 +428,19 @@ for f in (lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))), (
 	harness.Run(t, o, "python3", "-c", use).Expect(t, 0, "exited").Out(t, "(0, 0) (0, 0)\nrefused\nrefused\n")
 }
 
+// The command of a caller with real-time scheduling has none, because it could starve sbxrun.
+func TestLimitScheduling(t *testing.T) {
+	t.Parallel()
+	o := harness.Options{Wrap: []string{"chrt", "--fifo", "1"}}
+	if harness.Run(t, harness.Options{Bare: true, Wrap: o.Wrap}, "--help").ExitCode != 0 {
+		o.Wrap = nil // without the right to use it
+	}
+	const show = "import os; print(os.sched_getscheduler(0) == os.SCHED_OTHER)"
+	harness.Run(t, o, "python3", "-c", show).Expect(t, 0, "exited").Out(t, "True\n")
+	b := harness.NewState(t).Sandbox(o)
+	b.Exec(o, nil, "python3", "-c", show).Exits(t, 0).Out(t, "True\n")
+}
+
 // A command may not queue all signals that the kernel lets its user queue.
 func TestLimitQueuedSignals(t *testing.T) {
 	t.Parallel()

@@ -195,8 +195,13 @@ func layReaping(s *helper.Script, timer int) {
 	s.Do("reap", helper.Init, slotSignals, slotPayload, timer)
 }
 
-// layLimits sets the resource limits of the command.
+// layLimits sets the resource limits of the command. It gives up the caller's real-time scheduling (sched(7)), with which
+// the command would starve sbxrun.
 func (e *Entry) layLimits(s *helper.Script) {
+	policy, _, errno := unix.Syscall(unix.SYS_SCHED_GETSCHEDULER, 0, 0, 0)
+	if policy &^= unix.SCHED_RESET_ON_FORK; errno == 0 && (policy == unix.SCHED_FIFO || policy == unix.SCHED_RR) {
+		s.Do("give up real-time scheduling", unix.SYS_SCHED_SETSCHEDULER, 0, unix.SCHED_NORMAL, s.Words(0))
+	}
 	for _, l := range append(keptBack(e.Bounds.Rlimits), e.Bounds.Rlimits...) {
 		s.Do("set resource limits", unix.SYS_PRLIMIT64, 0, l.Resource, s.Words(l.Value, l.Value), 0)
 	}
