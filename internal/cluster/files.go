@@ -158,7 +158,10 @@ func (g *Gateway) file(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.Copy(w, f) // the client notices a wrong length
 }
 
-// stored opens a file of the store or of a node. The size is -1 if it is unknown.
+// ahead is the most of a file that NATS sends before the client has read it (JsFlowControlMaxPending).
+const ahead = 32 << 20
+
+// stored opens a file of the store or of a node. Memory is reserved for what NATS sends ahead. The size is -1 if it is unknown.
 func (g *Gateway) stored(ctx context.Context, id string) (io.ReadCloser, int64, error) {
 	store, err := g.bus.queue.js.ObjectStore(ctx, g.filesOf(server.IdentityOf(ctx).Tenant))
 	if err == nil && strings.HasPrefix(id, blobs.Prefix) {
@@ -169,7 +172,12 @@ func (g *Gateway) stored(ctx context.Context, id string) (io.ReadCloser, int64, 
 				f.Close()
 				return nil, 0, jetStreamError("the file cannot be read", err)
 			}
-			return f, int64(info.Size), nil
+			size := int64(info.Size)
+			if err := g.middleware.Hold(ctx, min(size, ahead)); err != nil {
+				f.Close()
+				return nil, 0, err
+			}
+			return f, size, nil
 		}
 	}
 	if err != nil && !errors.Is(err, jetstream.ErrObjectNotFound) && !errors.Is(err, jetstream.ErrBucketNotFound) {

@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -240,6 +241,30 @@ func TestNoFiles(t *testing.T) {
 	g := newCluster(t, url(o), 1, 1, "[rooms]\nmin = 0\nmax = 0\n[tenant]\nfiles = \"0\"\n").gateways[0]
 	status, x := g.store(t, "stored")
 	check.That(t, status == http.StatusInsufficientStorage, "%d %+v", status, x)
+}
+
+// Files that clients do not read use a limited amount of a gateway's memory.
+func TestFilesMemory(t *testing.T) {
+	t.Parallel()
+	o := runNATS(t)
+	g := newCluster(t, url(o), 1, 1, "[rooms]\nmin = 0\nmax = 0\n[tenant]\nbuffers = \"10M\"\n").gateways[0]
+	const size = 4 << 20
+	status, x := g.store(t, strings.Repeat("x", size))
+	check.Require(t, status == http.StatusCreated, "%d %+v", status, x)
+	var unread []io.Closer
+	for i := range 4 {
+		res, err := g.send(t.Context(), http.MethodGet, "/v1/files/"+x.ID, "")
+		check.Require(t, err == nil, "%v", err)
+		unread = append(unread, res.Body)
+		check.That(t, (res.StatusCode == http.StatusOK) == (i < 2), "%d: %d", i, res.StatusCode)
+	}
+	for _, body := range unread {
+		body.Close()
+	}
+	harness.Until(t, harness.Bound, "the memory", func() bool {
+		status, text := g.ask(t, http.MethodGet, "/v1/files/"+x.ID, nil)
+		return status == http.StatusOK && len(text) == size
+	})
 }
 
 // All gateways and nodes find a file, even if the gateway of its upload is lost, and the collected files of
