@@ -34,6 +34,9 @@ func (g *Gateway) idempotent(w http.ResponseWriter, r *http.Request, body []byte
 		case err != nil:
 			return nil, err
 		case is.Status != 0:
+			if err := g.middleware.Hold(r.Context(), int64(len(is.Answer))); err != nil { // the client may read slowly
+				return nil, err
+			}
 			w.Header().Set("Idempotency-Replayed", "true")
 			return storedAnswer(is), nil
 		case !first && !g.members.Alive(is.At):

@@ -376,6 +376,33 @@ func TestQueueMemory(t *testing.T) {
 	}
 }
 
+// The same holds for stored answers to requests with keys.
+func TestKeysMemory(t *testing.T) {
+	t.Parallel()
+	const size, many = 185 << 10, 60
+	g := newCluster(t, url(runNATS(t)), 1, 1, "[rooms]\nmin = 0\nmax = 0\n[tenant]\nbuffers = \"8M\"\n").gateways[0]
+	body := fmt.Sprintf(`{"argv":["head","-c","%d","/dev/zero"]}`, size) // longer as base64
+	status, text, err := g.raw(t.Context(), http.MethodPost, "/v1/run", body, "Idempotency-Key", "k")
+	check.Require(t, status == http.StatusOK && err == nil, "%d %.200s %v", status, text, err)
+	refused := 0
+	var unread []io.Closer
+	for range many {
+		res, err := g.send(t.Context(), http.MethodPost, "/v1/run", body, "Idempotency-Key", "k")
+		check.Require(t, err == nil, "%v", err)
+		unread = append(unread, res.Body)
+		switch replayed := res.Header.Get("Idempotency-Replayed") == "true"; {
+		case res.StatusCode == http.StatusTooManyRequests:
+			refused++
+		case res.StatusCode != http.StatusOK || !replayed:
+			t.Errorf("%d, replayed: %v", res.StatusCode, replayed)
+		}
+	}
+	check.That(t, refused > 0 && refused < many, "%d are refused", refused)
+	for _, body := range unread {
+		body.Close()
+	}
+}
+
 func jetStream(t *testing.T, o *server.Options) jetstream.JetStream {
 	t.Helper()
 	nc, err := nats.Connect(url(o))
