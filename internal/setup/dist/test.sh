@@ -22,6 +22,7 @@ outside() {
     trap 'exit 143' TERM HUP
     chmod 755 "$work"
     version=$(git describe --tags --always --dirty)
+    number=$(sed -n 's/^const Number = "\(.*\)"$/\1/p' internal/version/version.go)
 
     ./setup.sh dist "$work/packages" >/dev/null
     (cd "$work/packages" && sha256sum --check --quiet SHA256SUMS)
@@ -40,7 +41,7 @@ outside() {
         tar -x -z -C "$work/$arch" --strip-components=1 -f "$work/packages"/*-linux-$arch.tar.gz
         for program in "$work/$arch/bin"/*; do
             sbom=("$work/packages/${program##*/}"-*-linux-$arch.cdx.json)
-            go version -m "$program" | awk '$1 == "dep" { print "pkg:golang/" $2 "@" $3 }' | sort >"$work/recorded"
+            go version -m "$program" | awk '$1 == "dep" { gsub("[+]", "%2B"); print "pkg:golang/" $2 "@" $3 }' | sort >"$work/recorded"
             [ -s "$work/recorded" ] || die "$program has no list of modules"
             sed -n 's/^      "purl": "\(.*\)".*/\1/p' "$sbom" | grep -v '/std@\|/sbxrun@' | sort | diff "$work/recorded" - || die "$sbom lacks modules"
         done
@@ -50,7 +51,7 @@ outside() {
 
     say 'go install'
     # A module proxy with a single release, this one.
-    release=v0.987.0 proxy=$work/proxy/github.com/sbxrun/sbxrun/@v
+    release=v$number proxy=$work/proxy/github.com/sbxrun/sbxrun/@v
     mkdir -p "$proxy" "$work/module/github.com/sbxrun"
     cp -r "$work/another/place" "$work/module/github.com/sbxrun/sbxrun@$release"
     # Without nested modules.
@@ -67,10 +68,13 @@ with zipfile.ZipFile(sys.argv[1], "w") as z:
     GOBIN=$work/installed GOMODCACHE=$work/modules GOFLAGS=-modcacherw CGO_ENABLED=0 GOSUMDB=off \
         GOPROXY="file://$work/proxy,file://$downloaded" \
         go install github.com/sbxrun/sbxrun/cmd/sbxrun@latest 2>"$work/log" || { cat "$work/log" >&2 && die 'go install fails'; }
-    [ "$("$work/installed/sbxrun" --version)" = "sbxrun $release" ] || die "$("$work/installed/sbxrun" --version)"
+    [ "$("$work/installed/sbxrun" --version)" = "sbxrun $number" ] || die "$("$work/installed/sbxrun" --version)"
 
     cp internal/setup/dist/{test,smoke}.sh "$work"
-    echo "$version" >"$work/version"
+    case $version in
+    v"$number") echo "$number" ;;
+    *) echo "$number+${version#v"$number"-}" ;;
+    esac >"$work/version"
     as_root=()
     [ "$(id -u)" = 0 ] || as_root=(sudo -n)
     "${as_root[@]}" unshare --mount --propagation private bash "$work/test.sh" overlay "$work"
