@@ -12,7 +12,7 @@
 #
 #   install       install what is missing, with the distribution's package manager
 #   build         build bin/sbxrun and bin/sbxrund
-#   lint          run go vet and staticcheck
+#   lint          run gofmt, go vet and staticcheck
 #   man           make the man pages, below bin/share/man/man1
 #   reference     make docs/reference/commands.md
 #   completions   make the completions for bash, zsh and fish, below bin/share/completions

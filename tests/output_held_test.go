@@ -251,7 +251,7 @@ func TestFewDescriptors(t *testing.T) {
 	s := harness.NewState(t)
 	b := s.Sandbox(harness.Options{})
 	const enough = 64 // run and room have their own pipes, and each copied file of /etc takes two
-	// Unreceived descriptors of all processes of the user count, also those of other tests (unix(7)). Such a refusal is repeated.
+	// The kernel counts the unreceived descriptors of all processes of the user, including other tests (unix(7)).
 	alone := func(run func() *harness.Result) (r *harness.Result) {
 		harness.Until(t, harness.Bound, "fewer unreceived descriptors", func() bool {
 			r = run()
@@ -261,7 +261,9 @@ func TestFewDescriptors(t *testing.T) {
 	}
 	for limit := 3; limit <= enough; limit++ {
 		wrap := []string{"sh", "-c", fmt.Sprintf(`ulimit -n %d && exec "$@"`, limit), "sh"}
-		run := alone(func() *harness.Result { return harness.Run(t, harness.Options{Wrap: wrap}, "sh", "-c", "setsid sleep 600 & exit 7") })
+		run := alone(func() *harness.Result {
+			return harness.Run(t, harness.Options{Wrap: wrap}, "sh", "-c", "setsid sleep 600 & exit 7")
+		})
 		check.That(t, run.ExitCode == 7 || run.ExitCode == 125 && limit != enough, "%d descriptors: exit code %d, stderr %.300q", limit, run.ExitCode, run.Stderr)
 		if limit > 24 {
 			continue // enough for the others

@@ -54,6 +54,7 @@ func newFakes(t *testing.T, goTest string) *fakes {
 	if strings.Contains(goTest, "--- FAIL") {
 		fails = "exit 1"
 	}
+	f.program("gofmt", "")
 	f.program("go", `case "$1 $2" in
 		"env CC") echo "$FAKE_CC" ;;
 		"env CGO_ENABLED") echo 1 ;;
@@ -384,7 +385,7 @@ func TestCommands(t *testing.T) {
 		"README.md lacks one of the two commands")
 }
 
-// Scripts that begin with #! can be executed, except those of packages, which dpkg, rpm and apk execute.
+// Scripts that begin with #! are executable, except for those that packages pass to dpkg, rpm and apk.
 func TestExecutable(t *testing.T) {
 	for _, pattern := range []string{"*.sh", "*/*.sh", "../../*.sh", "../../.ci/*"} {
 		names, err := filepath.Glob(pattern)

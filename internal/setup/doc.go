@@ -10,7 +10,7 @@
 //	later.sh       lists the tests that test.sh and check.sh leave out or repeat less
 //	suite.sh       runs go test, and prints the failures at the end
 //	as.sh          runs a test binary as the other user
-//	lint.sh        runs go vet and staticcheck
+//	lint.sh        runs gofmt, go vet and staticcheck
 //	fuzz.sh        runs every fuzz target
 //	images.sh      compares images with those of umoci, podman, buildah and skopeo
 //	mcp.sh         runs official MCP clients from npm, agents.sh coding agents with a stub model
