@@ -12,7 +12,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/check"
 )
 
-// Memory for a response is reserved as it is read, and not more is read if there is none.
+// Memory for a response is reserved as it is read. When no more is available, reading stops.
 func TestHeld(t *testing.T) {
 	full, sum := errors.New("full"), int64(0)
 	text, err := io.ReadAll(held{strings.NewReader(strings.Repeat("x", 1<<20)), func(n int64) error {

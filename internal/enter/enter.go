@@ -158,7 +158,7 @@ func layProc(s *helper.Script) {
 		s.Do(stepMask, unix.SYS_MOUNT, 0, name, 0, unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, 0)
 	}
 	s.Do("show the room's /proc/meminfo", unix.SYS_MOUNT, MeminfoCopy, "/proc/meminfo", 0, unix.MS_BIND, 0)
-	s.Allow(0, helper.AnyError) // there is none, or a payload that can write to /run has made a link that leads nowhere
+	s.Allow(0, helper.AnyError) // it does not exist, or a payload that can write to /run has replaced it with a broken link
 }
 
 // layNoGain permanently prevents an exec from gaining privileges.

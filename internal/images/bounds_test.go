@@ -60,7 +60,7 @@ func TestDroppedTrees(t *testing.T) {
 	check.That(t, err == nil && len(left) == 0, "left: %v, %v", left, err)
 }
 
-// A link in place of a tree does not count as one.
+// A link that replaces an unpacked tree is ignored, and the tree is unpacked again.
 func TestExchangedTree(t *testing.T) {
 	im := newImage(t, imageOptions{}, tarOf(t, entry{name: "f", body: "x"}))
 	s := newStore(t)

@@ -38,8 +38,8 @@ func TestLimitsOfPlace(t *testing.T) {
 	check.That(t, p.Commands.Memory == 1_000_000_000, "%+v", p)
 }
 
-// The workspace of a session is not larger than its memory, because the sandbox's limit does not include what the
-// server writes there.
+// The workspace of a session is at most as large as its memory limit, because files that the server writes are not
+// charged to the sandbox.
 func TestSizeOfWorkspace(t *testing.T) {
 	source := seen{policies: make(chan slot.Policy, 1)}
 	h := handler(t, func(s *Server) { s.source = source })

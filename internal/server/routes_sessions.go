@@ -93,7 +93,7 @@ func (s *Server) CreateSession(ctx context.Context, n *api.NewSession) (*api.Ses
 	}
 	policy := set.policyOf(m)
 	policy.Limits, policy.Lifetime = ex.limits, life+later
-	// What the server writes to the workspace does not count as memory of the sandbox.
+	// Files that the server writes to the workspace are not charged to the sandbox.
 	if most := ex.limits.Memory; most > 0 {
 		policy.TmpSize = min(policy.TmpSize, most)
 	}
